@@ -1,0 +1,102 @@
+"""The SPMD step program: operations with dependencies on streams, one object for all ranks.
+
+Both interpreters, the simulator's engine and the real runner, walk the same list. The list is in *host issue
+order*: the order in which the training loop launches the operations of one steady-state step.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from foreshard.simulator.layout import Groups
+from foreshard.simulator.traffic import PairBytes
+
+__all__ = ["STAGES", "Collective", "CollectiveKind", "Compute", "Dep", "Op", "Stage", "StepProgram", "Stream"]
+
+Stage = Literal[
+    "batch_input",
+    "lookup_routing",
+    "vector_return",
+    "local_compute",
+    "sparse_gradient_return",
+    "dense_gradient_sync",
+    "optimizer_update",
+]
+STAGES: tuple[Stage, ...] = (
+    "batch_input",
+    "lookup_routing",
+    "vector_return",
+    "local_compute",
+    "sparse_gradient_return",
+    "dense_gradient_sync",
+    "optimizer_update",
+)
+Stream = Literal["compute", "comm", "dense_comm", "copy"]
+CollectiveKind = Literal["all_to_all", "all_reduce", "reduce_scatter", "all_gather", "broadcast"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Compute:
+    """Work of one rank on its own device: `seconds` [ranks]."""
+
+    seconds: NDArray[np.float64]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Collective:
+    """A collective over each of `groups` at once.
+
+    all_to_all carries `traffic`, one PairBytes a group or a single one that holds for all groups. The other kinds
+    carry `nbytes`, the size as nccl-tests counts it: all_reduce and broadcast the buffer of a rank; all_gather the
+    whole gathered buffer; reduce_scatter the whole buffer that each rank contributes.
+    """
+
+    kind: CollectiveKind
+    groups: Groups
+    traffic: tuple[PairBytes, ...] = ()
+    nbytes: float = 0.0
+
+    def traffic_of(self, group: int) -> PairBytes:
+        """The bytes of one group."""
+        return self.traffic[0] if len(self.traffic) == 1 else self.traffic[group]
+
+
+@dataclass(frozen=True, slots=True)
+class Dep:
+    """A dependency on the operation `op` of the step `steps_back` steps earlier (0: of this step)."""
+
+    op: str
+    steps_back: int = 0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Op:
+    """One operation of every rank.
+
+    `name` is unique in the program; `label` is the span's name in TorchRec's and the profiler's words. `batch` is
+    the batch it works on, counted from the batch whose forward runs in this step. `host_s` is the host's time to
+    issue it; with `host_sync` the host then waits until it is finished.
+    """
+
+    name: str
+    label: str
+    stage: Stage
+    stream: Stream
+    work: Compute | Collective
+    deps: tuple[Dep, ...] = ()
+    batch: int = 0
+    host_s: float = 0.0
+    host_sync: bool = False
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class StepProgram:
+    """The operations of one steady-state step in host issue order; `warmup_steps` fill the pipeline first."""
+
+    world_size: int
+    ops: tuple[Op, ...]
+    warmup_steps: int

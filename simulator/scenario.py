@@ -1,0 +1,61 @@
+"""A whole what-if: machine, workload, plan, layout, communication precision and execution, as frozen data."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Annotated, Literal
+
+from annotated_types import Ge
+
+from foreshard.simulator.layout import Layout
+from foreshard.simulator.sharding import Plan
+from foreshard.simulator.workload import DataType, Workload
+
+__all__ = ["ClusterChoice", "Comms", "Execution", "Optimizer", "Pipeline", "Scenario"]
+
+Pipeline = Literal["base", "sparse_dist"]
+Optimizer = Literal["sgd", "rowwise_adagrad", "adagrad", "adam"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ClusterChoice:
+    """Which machine: a shipped preset or a cluster file, and how many nodes of it."""
+
+    preset: str | None = None
+    file: str | None = None
+    nodes: Annotated[int, Ge(1)] = 1
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Comms:
+    """Data types on the wire: of vectors going forward and of their gradients going back."""
+
+    forward: DataType = "fp32"
+    backward: DataType = "fp32"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Execution:
+    """How the step is run: the training pipeline, the embedding optimizer, how ids are drawn and the seed.
+
+    `routing` "expected" uses the closed-form expectation of the access distributions; "sampled" draws one batch
+    of ids per rank with `seed` and routes it exactly.
+    """
+
+    pipeline: Pipeline = "base"
+    optimizer: Optimizer = "rowwise_adagrad"
+    routing: Literal["expected", "sampled"] = "expected"
+    seed: Annotated[int, Ge(0)] = 0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Scenario:
+    """Everything that determines a predicted step."""
+
+    cluster: ClusterChoice
+    workload: Workload
+    plan: Plan = field(default_factory=Plan)
+    layout: Layout = field(default_factory=Layout)
+    comms: Comms = field(default_factory=Comms)
+    execution: Execution = field(default_factory=Execution)
+    name: str = "custom"

@@ -1,0 +1,124 @@
+"""What a training job computes on: embedding tables, their access distributions, the dense model, the batch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Annotated, Literal
+
+from annotated_types import Ge, Gt, Le, MinLen
+
+__all__ = ["BYTES_PER_ELEMENT", "Access", "DataType", "Dense", "Pooling", "Table", "Workload"]
+
+DataType = Literal["fp32", "fp16", "bf16", "fp8", "int8"]
+Pooling = Literal["sum", "mean", "none"]
+
+BYTES_PER_ELEMENT: dict[DataType, int] = {"fp32": 4, "fp16": 2, "bf16": 2, "fp8": 1, "int8": 1}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Access:
+    """How ids fall on the rows of one table: p(k) proportional to (k + shift)^-zipf for rank k = 1, 2, ...
+
+    zipf = 0 is uniform. `heavy_hitters` are shares of all lookups that go to one row each, taken off the top.
+    `locality` is the share of ids that repeat an id seen shortly before (short-range reuse).
+    """
+
+    zipf: Annotated[float, Ge(0), Le(8)] = 0.0
+    shift: Annotated[float, Ge(0)] = 0.0
+    heavy_hitters: tuple[Annotated[float, Gt(0), Le(1)], ...] = ()
+    locality: Annotated[float, Ge(0), Le(1)] = 0.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Table:
+    """One embedding table [num_embeddings, embedding_dim] and the features that look rows up in it.
+
+    `pooling_factor` is the mean number of ids per sample: of each feature if one number, feature by feature if many.
+    `pooling` "none" is a sequence table: every id's vector is returned.
+    """
+
+    name: Annotated[str, MinLen(1)]
+    num_embeddings: Annotated[int, Ge(1)]
+    embedding_dim: Annotated[int, Ge(1)]
+    pooling_factor: Annotated[float, Gt(0)] | tuple[Annotated[float, Gt(0)], ...] = 1.0
+    pooling: Pooling = "sum"
+    data_type: DataType = "fp32"
+    feature_names: tuple[str, ...] = ()
+    access: Access = field(default_factory=Access)
+
+    @property
+    def features(self) -> tuple[str, ...]:
+        """Names of the features that use this table; the table's own name where none is given."""
+        return self.feature_names or (self.name,)
+
+    @property
+    def pooling_factors(self) -> tuple[float, ...]:
+        """Mean ids per sample of each feature, in the order of `features`."""
+        if isinstance(self.pooling_factor, tuple):
+            return self.pooling_factor
+        return (self.pooling_factor,) * len(self.features)
+
+    @property
+    def ids_per_sample(self) -> float:
+        """Mean ids that one sample looks up in this table, over all its features."""
+        return float(sum(self.pooling_factors))
+
+    @property
+    def vectors_per_sample(self) -> float:
+        """Vectors that one sample gets back: one a feature when pooled, one an id in a sequence table."""
+        return self.ids_per_sample if self.pooling == "none" else float(len(self.features))
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of one row's weights."""
+        return self.embedding_dim * BYTES_PER_ELEMENT[self.data_type]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the whole table's weights."""
+        return self.num_embeddings * self.row_bytes
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Dense:
+    """The dense model, either as multilayer perceptrons or as totals.
+
+    `layers` holds chains of widths: ((13, 512, 256),) is Linear(13, 512) then Linear(512, 256). Without `layers`,
+    `forward_flops_per_sample`, `parameters` and `kernels` (forward kernel launches) describe it in sum.
+    """
+
+    layers: tuple[tuple[Annotated[int, Ge(1)], ...], ...] = ()
+    forward_flops_per_sample: Annotated[float, Ge(0)] | None = None
+    parameters: Annotated[int, Ge(0)] | None = None
+    kernels: Annotated[int, Ge(0)] | None = None
+    data_type: DataType = "fp32"
+
+    @property
+    def linears(self) -> tuple[tuple[int, int], ...]:
+        """(inputs, outputs) of every linear layer."""
+        return tuple(pair for chain in self.layers for pair in pairwise(chain))
+
+    @property
+    def flops_per_sample(self) -> float:
+        """Forward FLOPs of one sample; a matrix product counts 2 x inputs x outputs."""
+        if self.forward_flops_per_sample is not None:
+            return self.forward_flops_per_sample
+        return float(sum(2 * inputs * outputs for inputs, outputs in self.linears))
+
+    @property
+    def num_parameters(self) -> int:
+        """Dense parameters: weights and biases of all layers, or the total given."""
+        if self.parameters is not None:
+            return self.parameters
+        return sum(inputs * outputs + outputs for inputs, outputs in self.linears)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Workload:
+    """One training job: `batch_size` samples per rank and step, its tables and its dense model."""
+
+    batch_size: Annotated[int, Ge(1)]
+    tables: tuple[Table, ...]
+    dense: Dense = field(default_factory=Dense)
+    name: str = "custom"

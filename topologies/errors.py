@@ -1,0 +1,57 @@
+"""The one error tree of foreshard; every error says what was given, what was expected and what to do."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+__all__ = [
+    "BoundViolationError",
+    "DeadlockError",
+    "ForeshardError",
+    "InputError",
+    "MissingDependencyError",
+    "NoRouteError",
+    "UnitError",
+]
+
+
+class ForeshardError(Exception):
+    """Any error foreshard raises on purpose. The command line prints its message and exits with `exit_code`."""
+
+    exit_code = 2
+
+
+class InputError(ForeshardError, ValueError):
+    """What a user gave cannot be used; `problems` lists every mistake found, one sentence each."""
+
+    def __init__(self, problems: str | Iterable[str], *, where: str | None = None) -> None:
+        self.problems: tuple[str, ...] = (problems,) if isinstance(problems, str) else tuple(problems)
+        self.where = where
+        super().__init__(self._text())
+
+    def _text(self) -> str:
+        prefix = f"{self.where}: " if self.where else ""
+        if len(self.problems) == 1:
+            return prefix + self.problems[0]
+        lines = "\n".join(f"  - {problem}" for problem in self.problems)
+        return f"{prefix}{len(self.problems)} mistakes:\n{lines}"
+
+
+class UnitError(InputError):
+    """A dimensioned value has no unit, an unknown one or an ambiguous one."""
+
+
+class NoRouteError(InputError):
+    """Two ranks that must talk have no path between them in the cluster's graph."""
+
+
+class MissingDependencyError(ForeshardError, ImportError):
+    """An optional package is needed for what was asked; the message names the extra to install."""
+
+
+class DeadlockError(ForeshardError, RuntimeError):
+    """A collective was joined by some of its members only; names it, the ranks that wait and those missing."""
+
+
+class BoundViolationError(ForeshardError, AssertionError):
+    """A predicted time lies below its closed-form lower bound: a bug in foreshard, never in the input."""
