@@ -6,7 +6,7 @@ order*: the order in which the training loop launches the operations of one stea
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
@@ -46,23 +46,46 @@ class Compute:
     seconds: NDArray[np.float64]
 
 
+_MIRROR: dict[CollectiveKind, CollectiveKind] = {
+    "all_to_all": "all_to_all",
+    "reduce_scatter": "all_gather",
+    "all_gather": "reduce_scatter",
+    "all_reduce": "all_reduce",
+    "broadcast": "broadcast",
+}
+
+
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Collective:
-    """A collective over each of `groups` at once.
+    """A collective over each of `groups` at once, in bytes (or, before a data type is chosen, in elements).
 
     all_to_all carries `traffic`, one PairBytes a group or a single one that holds for all groups. The other kinds
-    carry `nbytes`, the size as nccl-tests counts it: all_reduce and broadcast the buffer of a rank; all_gather the
-    whole gathered buffer; reduce_scatter the whole buffer that each rank contributes.
+    carry `nbytes`, again one a group or a single one: the size as nccl-tests counts it, of all_reduce and broadcast
+    the buffer of a rank, of all_gather the whole gathered buffer, of reduce_scatter the whole buffer that each rank
+    contributes.
     """
 
     kind: CollectiveKind
     groups: Groups
     traffic: tuple[PairBytes, ...] = ()
-    nbytes: float = 0.0
+    nbytes: tuple[float, ...] = ()
 
     def traffic_of(self, group: int) -> PairBytes:
-        """The bytes of one group."""
+        """The traffic of one group of an all_to_all."""
         return self.traffic[0] if len(self.traffic) == 1 else self.traffic[group]
+
+    def nbytes_of(self, group: int) -> float:
+        """The size of one group of any other kind."""
+        return self.nbytes[0] if len(self.nbytes) == 1 else self.nbytes[group]
+
+    def scaled(self, factor: float) -> Collective:
+        """The same collective with every size times `factor` (bytes per element, say)."""
+        traffic = tuple(pairs.scaled(factor) for pairs in self.traffic)
+        return replace(self, traffic=traffic, nbytes=tuple(size * factor for size in self.nbytes))
+
+    def mirrored(self) -> Collective:
+        """What the backward of this collective is: traffic transposed, reduce_scatter and all_gather exchanged."""
+        return replace(self, kind=_MIRROR[self.kind], traffic=tuple(pairs.transposed() for pairs in self.traffic))
 
 
 @dataclass(frozen=True, slots=True)

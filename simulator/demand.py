@@ -1,0 +1,96 @@
+"""What one step asks of every rank: ids, vectors and gradients to exchange, rows to read and to update.
+
+A demand is counted in ids, rows and elements, never in seconds; it is either expected (closed form over the access
+distributions) or exact (one sampled or recorded batch). The step program turns it into operations.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from foreshard.simulator.layout import Groups
+from foreshard.simulator.program import Collective
+from foreshard.simulator.sharding import ShardingType
+
+__all__ = ["Demand", "FamilyDemand", "LocalDemand", "ReplicaDemand"]
+
+FloatArray = NDArray[np.float64]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class LocalDemand:
+    """Row work of every rank on its own shards in one step, all [ranks].
+
+    `lookups` rows read; `lookup_bytes` bytes read for them, at least 128 per row (a DRAM sector group); `outputs`
+    elements the lookup writes; `distinct_rows` rows written by the update, `distinct_elements` their elements,
+    `distinct_bytes` their weight bytes; `tables` tables with a shard on the rank.
+    """
+
+    lookups: FloatArray
+    lookup_bytes: FloatArray
+    outputs: FloatArray
+    distinct_rows: FloatArray
+    distinct_elements: FloatArray
+    distinct_bytes: FloatArray
+    tables: FloatArray
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class FamilyDemand:
+    """The tables of one sharding kind, pooled or sequence: TorchRec runs one set of collectives for each.
+
+    `ids` and `lengths` are all-to-alls in the sharding groups, counted in ids and in lengths, from batch owner to
+    row owner. `output` lists the exchanges of the forward in order, counted in elements, row owner to batch owner:
+    an all_to_all for table-wise and column-wise kinds, a reduce_scatter for row-wise pooled tables, both for
+    table_row_wise and grid_shard. The backward mirrors them in reverse order.
+    """
+
+    sharding: ShardingType
+    pooled: bool
+    tables: int
+    features: int
+    ids: Collective
+    lengths: Collective
+    output: tuple[Collective, ...]
+    local: LocalDemand
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class ReplicaDemand:
+    """What replicas must synchronise; `groups` are the replica groups, arrays are [ranks].
+
+    `weight_bytes` and `weight_elements` of the rank's shards, `state_elements` optimizer state elements kept with
+    them (fp32). `touched_rows` and `touched_elements`: distinct rows of the rank's step and their elements;
+    `union_rows`, `union_elements`: distinct over all replicas of the shard.
+    """
+
+    groups: Groups
+    weight_bytes: FloatArray
+    weight_elements: FloatArray
+    state_elements: FloatArray
+    touched_rows: FloatArray
+    touched_elements: FloatArray
+    union_rows: FloatArray
+    union_elements: FloatArray
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Demand:
+    """One step of the whole job.
+
+    `families` in the order table_wise, column_wise, table_column_wise, row_wise, table_row_wise, grid_shard, pooled
+    before sequence. `data_parallel` is the row work of replicated tables, `data_parallel_elements` their weight
+    elements, whose dense gradients join the dense all-reduce. `batch_ids` and `batch_lengths` [ranks] are the ids
+    and lengths of the rank's own batch, as they come from the host.
+    """
+
+    world_size: int
+    families: tuple[FamilyDemand, ...]
+    data_parallel: LocalDemand
+    data_parallel_elements: float
+    batch_ids: FloatArray
+    batch_lengths: FloatArray
+    replica: ReplicaDemand
