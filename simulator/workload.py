@@ -21,13 +21,15 @@ class Access:
     """How ids fall on the rows of one table: p(k) proportional to (k + shift)^-zipf for rank k = 1, 2, ...
 
     zipf = 0 is uniform. `heavy_hitters` are shares of all lookups that go to one row each, taken off the top.
-    `locality` is the share of ids that repeat an id seen shortly before (short-range reuse).
+    `locality` is the share of ids that repeat an id seen shortly before (short-range reuse). `order` says where the
+    k-th hottest row sits: at a pseudo-random row ("scattered", as with hashed ids) or at row k ("by_frequency").
     """
 
     zipf: Annotated[float, Ge(0), Le(8)] = 0.0
     shift: Annotated[float, Ge(0)] = 0.0
     heavy_hitters: tuple[Annotated[float, Gt(0), Le(1)], ...] = ()
     locality: Annotated[float, Ge(0), Le(1)] = 0.0
+    order: Literal["scattered", "by_frequency"] = "scattered"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -1,0 +1,69 @@
+"""Integer hashing that is the same in every process and on every platform: owner hash and row scattering."""
+
+from __future__ import annotations
+
+import hashlib
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+__all__ = ["hash_part", "mix64", "scatter_rows", "stable_key"]
+
+UintArray = NDArray[np.uint64]
+
+# Finaliser of SplitMix64 (Steele, Lea, Flood: "Fast splittable pseudorandom number generators", OOPSLA 2014;
+# the constants are David Stafford's variant 13). A bijection on 64 bits in which each input bit flips half the output.
+_GAMMA = np.uint64(0x9E3779B97F4A7C15)
+_FIRST = np.uint64(0xBF58476D1CE4E5B9)
+_SECOND = np.uint64(0x94D049BB133111EB)
+_ROUNDS = 4  # Luby and Rackoff (1988): a Feistel cipher of four random rounds is a strong pseudorandom permutation
+
+
+def stable_key(text: str) -> int:
+    """Return a 64-bit key of `text`; unlike `hash()` it does not depend on the process."""
+    return int.from_bytes(hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).digest(), "little")
+
+
+def _to_uint64(ids: ArrayLike) -> UintArray:
+    values = np.asarray(ids)
+    return values if values.dtype == np.uint64 else values.astype(np.int64).view(np.uint64)
+
+
+def mix64(ids: ArrayLike, key: int = 0) -> UintArray:
+    """Return 64 well mixed bits of every id, uint64 of the ids' shape; total: negative ids have a hash too."""
+    with np.errstate(over="ignore"):
+        bits = _to_uint64(ids) + _GAMMA * np.uint64((key + 1) & 0xFFFFFFFFFFFFFFFF)
+        bits = (bits ^ (bits >> np.uint64(30))) * _FIRST
+        bits = (bits ^ (bits >> np.uint64(27))) * _SECOND
+        return np.asarray(bits ^ (bits >> np.uint64(31)), dtype=np.uint64)
+
+
+def hash_part(ids: ArrayLike, parts: int) -> NDArray[np.int64]:
+    """Return the part, 0 to `parts` - 1, of every id: the upper 32 hash bits scaled to `parts` (below 2**32)."""
+    upper = mix64(ids) >> np.uint64(32)
+    return ((upper * np.uint64(parts)) >> np.uint64(32)).astype(np.int64)
+
+
+def _feistel(values: UintArray, half_bits: int, key: int) -> UintArray:
+    mask = np.uint64((1 << half_bits) - 1)
+    shift = np.uint64(half_bits)
+    left, right = values >> shift, values & mask
+    for number in range(_ROUNDS):
+        left, right = right, left ^ (mix64(right, key + number) & mask)
+    return (left << shift) | right
+
+
+def scatter_rows(ranks: ArrayLike, num_embeddings: int, key: int) -> NDArray[np.int64]:
+    """Return the row at which each popularity rank 0 to `num_embeddings` - 1 sits: a keyed bijection.
+
+    A Feistel cipher on the next even power of two, walked until it falls inside the table (cycle walking, Black and
+    Rogaway 2002), at most four steps on average.
+    """
+    half_bits = max(1, (int(num_embeddings - 1).bit_length() + 1) // 2)
+    limit = np.uint64(num_embeddings)
+    rows = _feistel(_to_uint64(ranks), half_bits, key)
+    outside = np.flatnonzero(rows >= limit)
+    while outside.size:
+        rows[outside] = _feistel(rows[outside], half_bits, key)
+        outside = outside[rows[outside] >= limit]
+    return rows.astype(np.int64)
