@@ -11,7 +11,7 @@ from foreshard.simulator.layout import Layout
 from foreshard.simulator.sharding import Plan
 from foreshard.simulator.workload import DataType, Workload
 
-__all__ = ["ClusterChoice", "Comms", "Execution", "Optimizer", "Pipeline", "Scenario"]
+__all__ = ["Assumption", "ClusterChoice", "Comms", "Execution", "Optimizer", "Pipeline", "Scenario"]
 
 Pipeline = Literal["base", "sparse_dist"]
 Optimizer = Literal["sgd", "rowwise_adagrad", "adagrad", "adam"]
@@ -49,8 +49,18 @@ class Execution:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Assumption:
+    """Something taken for granted because nobody published or measured it, and why; reports print it."""
+
+    name: str
+    value: float | str
+    unit: str = ""
+    source: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Scenario:
-    """Everything that determines a predicted step."""
+    """Everything that determines a predicted step, and what its author (or a shipped table set) assumed."""
 
     cluster: ClusterChoice
     workload: Workload
@@ -59,3 +69,5 @@ class Scenario:
     comms: Comms = field(default_factory=Comms)
     execution: Execution = field(default_factory=Execution)
     name: str = "custom"
+    description: str = ""
+    assumptions: tuple[Assumption, ...] = ()
