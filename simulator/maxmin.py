@@ -34,7 +34,7 @@ def max_min_rates(
     level = np.zeros(len(used))
     rate = ceiling.astype(np.float64)
     while len(coflow):
-        level = _fair_level(residual, np.bincount(link, usage, len(used)), level)
+        level = _fair_level(residual, np.bincount(link, usage, len(used)).astype(np.float64), level)
         starts = np.flatnonzero(np.r_[True, coflow[1:] != coflow[:-1]])
         active, counts = coflow[starts], np.diff(np.r_[starts, len(coflow)])
         own = np.minimum(np.minimum.reduceat(level[link], starts), ceiling[active])
@@ -50,11 +50,11 @@ def max_min_rates(
 
 def _fair_level(residual: FloatArray, demand: FloatArray, previous: FloatArray) -> FloatArray:
     """The rate at which each link would fill up, [links]; it never falls from one round to the next."""
-    level = np.full(len(residual), np.inf)
+    level: FloatArray = np.full(len(residual), np.inf)
     np.divide(residual, demand, out=level, where=demand > 0)
-    return np.maximum(level, previous)
+    return np.asarray(np.maximum(level, previous), dtype=np.float64)
 
 
 def _is_local_minimum(link: IntArray, looser: NDArray[np.bool_], links: int) -> NDArray[np.bool_]:
     """Whether no active coflow of the link has a tighter one, [links]."""
-    return np.bincount(link, looser, links) == 0
+    return np.asarray(np.bincount(link, looser, links) == 0)

@@ -17,6 +17,7 @@ import simpy
 from numpy.typing import NDArray
 from scipy.sparse import coo_array
 from scipy.sparse.csgraph import connected_components
+from simpy.events import NORMAL, EventPriority
 
 from foreshard.simulator.maxmin import max_min_rates
 from foreshard.topologies.errors import InputError, NoRouteError
@@ -28,7 +29,7 @@ IntArray = NDArray[np.int64]
 
 # Transfers that end within a picosecond of each other (relative past one second) end at the same instant.
 _SAME_INSTANT = 1e-12
-_AFTER_ALL_ELSE = 2  # SimPy knows URGENT = 0 and NORMAL = 1; the solve comes after both
+_AFTER_ALL_ELSE = EventPriority(2)  # SimPy knows URGENT = 0 and NORMAL = 1; the solve comes after both
 
 
 @dataclass(kw_only=True, slots=True, eq=False)
@@ -60,7 +61,9 @@ class _Coflow:
 class _Callback(simpy.Event):
     """A SimPy event that calls `action` after `delay`, at a priority of its own."""
 
-    def __init__(self, env: simpy.Environment, action: Callable[[], None], delay: float, priority: int) -> None:
+    def __init__(
+        self, env: simpy.Environment, action: Callable[[], None], delay: float, priority: EventPriority
+    ) -> None:
         super().__init__(env)
         self._ok = True
         self._value = None
@@ -208,7 +211,7 @@ class Network:
         if self._finishes:
             version = self._wake_version
             delay = max(0.0, self._finishes[0][0] - self.env.now)
-            _Callback(self.env, lambda: self._wake(version), delay, 1)
+            _Callback(self.env, lambda: self._wake(version), delay, NORMAL)
 
     def _is_current(self, finish: tuple[float, int, int]) -> bool:
         coflow = self._active.get(finish[1])
