@@ -1,0 +1,132 @@
+"""How the ids of one table fall on its rows and on the parts that own them, in closed form or drawn at random."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+from numpy.typing import NDArray
+
+from foreshard.simulator.hashing import hash_part, scatter_rows, stable_key
+from foreshard.simulator.workload import Access, Table
+from foreshard.simulator.zipf import Law, distinct, law_of
+
+__all__ = ["LOCALITY_WINDOW", "Distribution", "RowParts"]
+
+FloatArray = NDArray[np.float64]
+IntArray = NDArray[np.int64]
+
+# A repeated id is one of this many ids before it. The expectation depends on the share of repeats, not on the window.
+LOCALITY_WINDOW = 1024
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Distribution:
+    """The distribution of one table's ids: `law` by popularity, `key` decides at which rows popular ids sit."""
+
+    law: Law
+    access: Access
+    key: int
+
+    @classmethod
+    def of(cls, table: Table) -> Distribution:
+        """The distribution of a table; two tables of equal size have their popular rows at different places."""
+        return cls(law_of(table.num_embeddings, table.access), table.access, stable_key(table.name))
+
+    @property
+    def num_embeddings(self) -> int:
+        """Rows of the table."""
+        return self.law.num_embeddings
+
+    def rows_of(self, ranks: IntArray) -> IntArray:
+        """Return the row of each popularity rank (0 is the hottest), as `access.order` says."""
+        if self.access.order == "by_frequency":
+            return np.asarray(ranks, dtype=np.int64)
+        return scatter_rows(ranks, self.num_embeddings, self.key)
+
+    def _distinct(self, draws: float, streams: int, probability: FloatArray) -> FloatArray:
+        return distinct(probability, draws, self.access.locality, streams)
+
+    def distinct_rows(self, draws: float, streams: int = 1) -> float:
+        """Return the expected number of different rows among `draws` ids in each of `streams` independent batches.
+
+        Sum over rows of 1 - (1 - p)^n; relative error about 1e-6 (exact below 2,048 rows).
+        """
+        value = partial(self._distinct, draws, streams)
+        return float(value(self.law.head).sum()) + self.law.tail_total(value)
+
+    def row_ranges(self, bounds: IntArray) -> RowParts:
+        """Return the parts that cumulative row bounds [parts + 1] cut the table into."""
+        edges = np.asarray(bounds, dtype=np.int64)
+        if self.access.order == "by_frequency":
+            return _FrequencyRanges(self, edges)
+        rows = self.rows_of(np.arange(self.law.head_rows))
+        part = np.searchsorted(edges, rows, side="right") - 1
+        held = np.bincount(part, minlength=len(edges) - 1)
+        free = np.diff(edges) - held
+        return _ScatteredParts(self, part, free / max(1, self.law.tail_rows))
+
+    def hash_parts(self, parts: int) -> RowParts:
+        """Return the parts that `hash_part` puts the rows in."""
+        part = hash_part(self.rows_of(np.arange(self.law.head_rows)), parts)
+        return _ScatteredParts(self, part, np.full(parts, 1.0 / parts))
+
+    def sample(self, rng: np.random.Generator, count: int) -> IntArray:
+        """Return `count` row ids of one stream, drawn with `rng`, with `access.locality` of them repeats, [count].
+
+        A repeat copies the id at a distance uniform in 1 to min(LOCALITY_WINDOW, ids so far).
+        """
+        ids = self.rows_of(self.law.sample(rng, count))
+        return _repeat_recent(ids, self.access.locality, rng) if self.access.locality else ids
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _FrequencyRanges:
+    """Row ranges of a table whose rows are ordered by popularity: integrated range by range."""
+
+    distribution: Distribution
+    bounds: IntArray
+
+    def mass(self) -> FloatArray:
+        return np.diff(self.distribution.law.mass_before(self.bounds))
+
+    def distinct(self, draws: float, streams: int = 1) -> FloatArray:
+        return self.distribution.law.range_totals(partial(self.distribution._distinct, draws, streams), self.bounds)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _ScatteredParts:
+    """Parts of a scattered table: head rows one by one at their own `part`, the tail spread by `tail_share` [parts]."""
+
+    distribution: Distribution
+    part: IntArray
+    tail_share: FloatArray
+
+    def mass(self) -> FloatArray:
+        law = self.distribution.law
+        return self._spread(law.head, law.tail_mass)
+
+    def distinct(self, draws: float, streams: int = 1) -> FloatArray:
+        value = partial(self.distribution._distinct, draws, streams)
+        law = self.distribution.law
+        return self._spread(value(law.head), law.tail_total(value))
+
+    def _spread(self, head: FloatArray, tail: float) -> FloatArray:
+        return np.bincount(self.part, weights=head, minlength=len(self.tail_share)) + tail * self.tail_share
+
+
+RowParts = _FrequencyRanges | _ScatteredParts
+
+
+def _repeat_recent(ids: IntArray, locality: float, rng: np.random.Generator) -> IntArray:
+    """Replace a share of `ids` by an id a short distance before; chains of repeats are followed to their origin."""
+    position = np.arange(len(ids))
+    back = 1 + (rng.random(len(ids)) * np.minimum(position, LOCALITY_WINDOW)).astype(np.int64)
+    repeats = (rng.random(len(ids)) < locality) & (position > 0)
+    origin = np.where(repeats, position - back, position)
+    while True:
+        further = origin[origin]
+        if np.array_equal(further, origin):
+            return ids[origin]
+        origin = further
