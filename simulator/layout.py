@@ -93,6 +93,16 @@ class ResolvedLayout:
         """Copies of every shard."""
         return len(self.sharding)
 
+    def local_group_size(self, node_of: IntArray) -> int:
+        """Neighbouring positions of a sharding group that always share a node; `node_of` [ranks] is the cluster's.
+
+        The greatest block size that no boundary between nodes cuts: 8 for groups of 32 on whole nodes of 8, 2 for
+        strided groups that have two ranks in each node.
+        """
+        nodes = node_of[np.stack(self.sharding.members)]
+        boundaries = np.flatnonzero((nodes[:, 1:] != nodes[:, :-1]).any(axis=0)) + 1
+        return int(np.gcd.reduce(boundaries, initial=self.group_size))
+
 
 def resolve_layout(layout: Layout, world_size: int) -> ResolvedLayout:
     """Return the groups of `layout` on `world_size` ranks.
