@@ -57,6 +57,13 @@ class PairBytes:
         out, share = self._factors
         return np.outer(out, share)
 
+    def row(self, member: int) -> FloatArray:
+        """Bytes that one member sends to each member, itself included, [members]."""
+        if self.matrix is not None:
+            return np.asarray(self.matrix[member])
+        out, share = self._factors
+        return np.asarray(out[member] * share)
+
     def transposed(self) -> PairBytes:
         """The same bytes flowing back: what s sent to d, d now sends to s."""
         if self.matrix is not None:
