@@ -1,0 +1,251 @@
+"""A compiled cluster: ranks, links and routes as integer arrays; what flows load which links with how many bytes.
+
+A node's routes are computed once per kind of node; link `i` of node `n` has the number `first_link[n] + i`, the
+links between leaf and spine switches follow at the end. A route is egress (gpu .. nic .. leaf), core (leaf to leaf
+over the spines) and ingress, so no table over pairs of ranks exists.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cached_property
+
+import networkx as nx
+import numpy as np
+from numpy.typing import NDArray
+
+from foreshard.topologies.errors import InputError, NoRouteError
+from foreshard.topologies.fabric import CompiledFabric, compile_fabric
+from foreshard.topologies.machine import ClusterSpec, Gpu, Link, NodeSpec, Sourced
+from foreshard.topologies.placing import Placing, place
+from foreshard.topologies.routes import Route
+
+__all__ = ["Cluster"]
+
+FloatArray = NDArray[np.float64]
+IntArray = NDArray[np.int64]
+
+
+class Cluster:
+    """A cluster ready for simulation; see `ClusterSpec` for what it is compiled from (kept as `spec`)."""
+
+    def __init__(self, spec: ClusterSpec) -> None:
+        self.spec = spec
+        self._at: Placing = place(spec)
+        self._fabric: CompiledFabric = compile_fabric(spec, self._at)
+        self._check_routes()
+
+    def __repr__(self) -> str:
+        return f"Cluster({self.name!r}, nodes={self.nodes}, ranks={self.size}, links={len(self.link_usable)})"
+
+    # What the cluster is
+
+    @property
+    def name(self) -> str:
+        """Name of the preset or cluster file."""
+        return self.spec.name
+
+    @property
+    def backend(self) -> str:
+        """Communication library, "nccl" or "gloo"."""
+        return self.spec.backend
+
+    @property
+    def assumptions(self) -> tuple[str, ...]:
+        """What had to be assumed about this machine, one sentence each."""
+        return self.spec.assumptions
+
+    @property
+    def constants(self) -> Mapping[str, Sourced]:
+        """Constants of this machine that costs and collectives use, with their sources."""
+        return self.spec.constants
+
+    def constant(self, name: str) -> float:
+        """Value of a constant in its base unit. Raises InputError if this machine has none of that name."""
+        if name not in self.constants:
+            raise InputError(f"cluster {self.name!r} has no constant {name!r}; it has {sorted(self.constants)}")
+        return self.constants[name].value
+
+    @property
+    def nodes(self) -> int:
+        """Number of nodes."""
+        return len(self._at.kind_of)
+
+    @property
+    def size(self) -> int:
+        """Number of ranks, one per GPU."""
+        return len(self.node_of)
+
+    @property
+    def local_world_size(self) -> int:
+        """Ranks of a node; of the largest node where they differ."""
+        return int(self._at.gpus_of.max())
+
+    @property
+    def node_of(self) -> IntArray:
+        """Node of each rank, [ranks]."""
+        return self._at.node_of
+
+    @property
+    def local_rank(self) -> IntArray:
+        """Position of each rank in its node, [ranks]."""
+        return self._at.local_rank
+
+    @property
+    def domain_of(self) -> IntArray:
+        """Domain of each rank, [ranks]: ranks of one domain reach each other without a NIC (a node, or an NVLink
+        domain of several nodes)."""
+        return self._at.domain_of
+
+    @cached_property
+    def gpus(self) -> tuple[Gpu, ...]:
+        """The GPU models that occur."""
+        return tuple({gpu.name: gpu for group in self.spec.groups for gpu in group.node.gpus}.values())
+
+    @cached_property
+    def gpu_index(self) -> IntArray:
+        """Index into `gpus` of each rank, [ranks]."""
+        index = {gpu.name: i for i, gpu in enumerate(self.gpus)}
+        per_kind = [[index[gpu.name] for gpu in kind.gpus] for kind in self._at.kinds]
+        return np.array([i for kind in self._at.kind_of for i in per_kind[kind]], dtype=np.int64)
+
+    def gpu(self, rank: int) -> Gpu:
+        """The GPU model of a rank."""
+        return self.gpus[int(self.gpu_index[rank])]
+
+    @cached_property
+    def host_memory_bytes(self) -> FloatArray:
+        """Host memory of each node in bytes, [nodes]."""
+        return np.array([kind.host_memory_bytes for kind in self._at.kinds])[self._at.kind_of]
+
+    @cached_property
+    def host_to_device_bytes_per_s(self) -> FloatArray:
+        """What a copy from the nearest host memory to each rank's GPU can carry in B/s, [ranks]; 0 without a path."""
+        return self._narrowest([routes.to_device for routes in self._at.routes])
+
+    @cached_property
+    def device_to_host_bytes_per_s(self) -> FloatArray:
+        """What a copy from each rank's GPU to the nearest host memory can carry in B/s, [ranks]; 0 without a path."""
+        return self._narrowest([routes.from_device for routes in self._at.routes])
+
+    def _narrowest(self, per_kind: list[tuple[Route | None, ...]]) -> FloatArray:
+        routes = ((self._at.first_link[n], route) for n, k in enumerate(self._at.kind_of) for route in per_kind[k])
+        return np.array([self.link_usable[base + np.array(route)].min() if route else 0.0 for base, route in routes])
+
+    # Links
+
+    @property
+    def link_bandwidth(self) -> FloatArray:
+        """Nominal bandwidth of each directed link in B/s, [links]."""
+        return self._fabric.bandwidth
+
+    @property
+    def link_usable(self) -> FloatArray:
+        """What each directed link really carries in B/s, [links]."""
+        return self._fabric.usable
+
+    @property
+    def link_latency(self) -> FloatArray:
+        """Latency of each link in seconds, [links]."""
+        return self._fabric.latency
+
+    @property
+    def link_kind(self) -> NDArray[np.str_]:
+        """Kind of each link, [links]."""
+        return self._fabric.kind
+
+    def link_name(self, link: int) -> str:
+        """Name of a link, as "node0/gpu3->node0/nvswitch"."""
+        return "->".join(self._fabric.ends(link))
+
+    def link(self, link: int) -> Link:
+        """One link with the names of its ends."""
+        src, dst = self._fabric.ends(link)
+        return Link(
+            src=src,
+            dst=dst,
+            bandwidth=float(self.link_bandwidth[link]),
+            usable=float(self.link_usable[link]),
+            latency_s=float(self.link_latency[link]),
+            kind=self.link_kind[link].item(),
+            source=self._fabric.source(link),
+        )
+
+    def graph(self) -> nx.DiGraph:
+        """The whole cluster as a graph of device names; every edge carries `link` (a Link) and `number`."""
+        graph = nx.DiGraph()
+        for number in np.flatnonzero(self.link_bandwidth > 0):
+            link = self.link(int(number))
+            graph.add_edge(link.src, link.dst, link=link, number=int(number))
+        return graph
+
+    # Routes
+
+    def path(self, src: int, dst: int) -> tuple[int, ...]:
+        """Link numbers from rank to rank in order; of several equal ones (NICs, spines) the first."""
+        return self.paths(src, dst)[0][0] if src != dst else ()
+
+    def paths(self, src: int, dst: int) -> tuple[tuple[tuple[int, ...], float], ...]:
+        """All paths that a flow from rank to rank is spread over, each with its share of the bytes."""
+        at = self._at
+        if src == dst:
+            return (((), 1.0),)
+        if at.node_of[src] == at.node_of[dst]:
+            return ((self._numbers(src, at.routes_of(src).peer[at.local_rank[src]][at.local_rank[dst]]), 1.0),)
+        if at.domain_of[src] == at.domain_of[dst]:
+            up = at.routes_of(src).up[at.local_rank[src]]
+            down = at.routes_of(dst).down[at.local_rank[dst]]
+            return ((self._numbers(src, up) + self._numbers(dst, down), 1.0),)
+        found = []
+        for slot in range(at.slots):
+            out = self._numbers(src, at.routes_of(src).egress[at.own_slot(src, slot)][at.local_rank[src]])
+            into = self._numbers(dst, at.routes_of(dst).ingress[at.own_slot(dst, slot)][at.local_rank[dst]])
+            for core, share in self._fabric.core_paths(slot, src, dst):
+                found.append((out + core + into, share / at.slots))
+        return tuple(found)
+
+    def _numbers(self, rank: int, route: Route | None) -> tuple[int, ...]:
+        assert route is not None
+        base = int(self._at.first_link[self._at.node_of[rank]])
+        return tuple(base + link for link in route)
+
+    def path_latency(self, src: IntArray, dst: IntArray) -> FloatArray:
+        """Sum of the link latencies between the ranks src[i] and dst[i] in seconds, [flows]; the worst of several
+        paths."""
+        src, dst = np.asarray(src, dtype=np.int64), np.asarray(dst, dtype=np.int64)
+        return self._fabric.path_latency(src, dst)
+
+    # Loads
+
+    def loads(self, src: IntArray, dst: IntArray, nbytes: FloatArray) -> tuple[IntArray, FloatArray]:
+        """Bytes that flows src[i] -> dst[i] of nbytes[i] put on links: (link numbers sorted [k], bytes [k]).
+
+        A flow from a rank to itself loads nothing. Raises InputError for ranks that do not exist.
+        """
+        src, dst = np.asarray(src, dtype=np.int64), np.asarray(dst, dtype=np.int64)
+        self._check_ranks(src, dst)
+        return self._fabric.loads(src, dst, np.asarray(nbytes, dtype=np.float64))
+
+    def outer_loads(self, ranks: IntArray, out: FloatArray, share: FloatArray) -> tuple[IntArray, FloatArray]:
+        """Loads of bytes[s, d] = out[s] * share[d] among distinct `ranks` [n], without forming the matrix.
+
+        Returns what `loads` returns for all pairs of different ranks.
+        """
+        ranks = np.asarray(ranks, dtype=np.int64)
+        self._check_ranks(ranks)
+        return self._fabric.outer_loads(ranks, np.asarray(out, dtype=np.float64), np.asarray(share, dtype=np.float64))
+
+    def _check_ranks(self, *ranks: IntArray) -> None:
+        for group in ranks:
+            if len(group) and (group.min() < 0 or group.max() >= self.size):
+                raise InputError(f"rank {int(group.min())} or {int(group.max())} is not one of 0 .. {self.size - 1}")
+
+    def _check_routes(self) -> None:
+        problems = list(self._at.unreachable())
+        if problems:
+            raise NoRouteError(problems, where=f"cluster {self.name!r}")
+
+    @property
+    def node_kinds(self) -> tuple[NodeSpec, ...]:
+        """The kinds of node that occur (a node with a missing link is a kind of its own)."""
+        return self._at.kinds

@@ -1,0 +1,158 @@
+"""Routes inside one kind of node, found once with networkx and kept as link numbers and share matrices."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from math import lcm
+from typing import Any
+
+import networkx as nx
+import numpy as np
+from numpy.typing import NDArray
+
+from foreshard.topologies.machine import LEAF, SWITCH, NodeSpec
+
+__all__ = ["NodeRoutes", "Route", "compute_node_routes"]
+
+Route = tuple[int, ...]
+FloatArray = NDArray[np.float64]
+IntArray = NDArray[np.int64]
+
+# Cost of a hop: an NVLink is preferred to any PCIe path, a PCIe path to one through a CPU, that to one between
+# sockets: the order of NCCL's path types NVL < PIX < PXB < PHB < SYS.
+_HOP_COST = {"nvlink": 1.0, "pcie": 100.0, "dram": 100.0, "smp": 10_000.0, "network": 100.0}
+_CPU_COST = 1_000.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class NodeRoutes:
+    """Routes of a node as link numbers; None where there is no route.
+
+    peer[s][d]: between its GPUs. up, down: between a GPU and the domain's NVSwitch. egress, ingress [slot][gpu]:
+    between a GPU and the leaf; a GPU spreads its traffic evenly over all slots, slot k to slot k of the other side.
+    nic [slots, gpus]: the NIC of each slot. to_device, from_device: between a GPU and its nearest host memory.
+    """
+
+    links: int
+    peer: tuple[tuple[Route | None, ...], ...]
+    up: tuple[Route | None, ...]
+    down: tuple[Route | None, ...]
+    egress: tuple[tuple[Route | None, ...], ...]
+    ingress: tuple[tuple[Route | None, ...], ...]
+    nic: IntArray
+    to_device: tuple[Route | None, ...]
+    from_device: tuple[Route | None, ...]
+
+    def shares(self, routes: Iterable[Route | None]) -> FloatArray:
+        """Share of the bytes of each route that crosses each link, [routes, links] of 0 and 1."""
+        rows = list(routes)
+        matrix = np.zeros((len(rows), self.links))
+        for row, route in enumerate(rows):
+            if route:
+                matrix[row, list(route)] = 1.0
+        return matrix
+
+
+class _Finder:
+    """Cheapest routes between devices of one node over its links."""
+
+    def __init__(self, spec: NodeSpec) -> None:
+        self.graph = nx.DiGraph()
+        self.number: dict[tuple[str, str], int] = {}
+        for index, link in enumerate(spec.links):
+            if link.bandwidth > 0:
+                self.number[link.src, link.dst] = index
+                cpu = _CPU_COST if link.dst.startswith("cpu") else 0.0
+                self.graph.add_edge(link.src, link.dst, cost=_HOP_COST[link.kind] + cpu, kind=link.kind)
+        self.relay = spec.nvlink_relay
+        self._cache: dict[str, tuple[dict[str, float], dict[str, list[str]]]] = {}
+
+    def _reachable(self, src: str) -> tuple[dict[str, float], dict[str, list[str]]]:
+        """Distances and paths from `src`; GPUs, NICs and host memory end a path, they do not forward."""
+        if src not in self._cache:
+            found: tuple[dict[str, float], dict[str, list[str]]] = ({}, {})
+            if src in self.graph:
+                found = nx.single_source_dijkstra(self.graph, src, weight=self._cost_from(src))
+            self._cache[src] = found
+        return self._cache[src]
+
+    def _cost_from(self, src: str) -> Callable[[str, str, dict[str, Any]], float | None]:
+        def cost(a: str, b: str, edge: dict[str, Any]) -> float | None:
+            ends_here = a.startswith(("gpu", "nic", "mem", LEAF)) and a != src
+            leaves = a.startswith("nic") and b == LEAF
+            relayed = self.relay and a.startswith("gpu") and edge["kind"] == "nvlink"
+            return None if ends_here and not leaves and not relayed else float(edge["cost"])
+
+        return cost
+
+    def distance(self, src: str, dst: str) -> float:
+        """Cost of the cheapest route, infinite where there is none."""
+        return self._reachable(src)[0].get(dst, float("inf"))
+
+    def route(self, src: str, dst: str) -> Route | None:
+        """Link numbers of the cheapest route."""
+        path = self._reachable(src)[1].get(dst)
+        return None if path is None else tuple(self.number[pair] for pair in zip(path, path[1:], strict=False))
+
+
+def _join(*parts: Route | None) -> Route | None:
+    return None if any(part is None for part in parts) else tuple(i for part in parts if part for i in part)
+
+
+def _nearest_nics(finder: _Finder, gpus: Sequence[str], nics: Sequence[str]) -> list[tuple[str, ...]]:
+    """NICs of each GPU: the nearest working ones, divided among the GPUs that are equally near to the same NICs."""
+    alive = [nic for nic in nics if finder.route(nic, LEAF) is not None and (LEAF, nic) in finder.number]
+    near: list[tuple[str, ...]] = []
+    for gpu in gpus:
+        distances = {nic: finder.distance(gpu, nic) for nic in alive}
+        best = min(distances.values(), default=float("inf"))
+        near.append(tuple(nic for nic, d in distances.items() if d == best < float("inf")))
+    sharers: dict[tuple[str, ...], list[int]] = defaultdict(list)
+    for index, key in enumerate(near):
+        sharers[key].append(index)
+    chosen: list[tuple[str, ...]] = [()] * len(gpus)
+    for key, members in sharers.items():
+        for position, index in enumerate(members):
+            first = position * len(key) // len(members)
+            last = max(first + 1, (position + 1) * len(key) // len(members))
+            chosen[index] = key[first:last]
+    return chosen
+
+
+def compute_node_routes(spec: NodeSpec) -> NodeRoutes:
+    """Return the routes of one kind of node over its links with bandwidth above 0."""
+    finder = _Finder(spec)
+    gpus = [f"gpu{i}" for i in range(len(spec.gpus))]
+    nics = sorted((d for d in spec.devices if d.startswith("nic")), key=lambda name: int(name[3:]))
+    memories = [d for d in spec.devices if d.startswith("mem")]
+    chosen = list(spec.nics) if spec.nics is not None else _nearest_nics(finder, gpus, nics)
+    slots = lcm(*(len(c) for c in chosen if c)) if any(chosen) else 1
+    slot_nic = [[c[k * len(c) // slots] if c else None for c in chosen] for k in range(slots)]
+    out, into, nic = [], [], []
+    for row in slot_nic:
+        out.append(
+            tuple(n and _join(finder.route(g, n), finder.route(n, LEAF)) for g, n in zip(gpus, row, strict=True))
+        )
+        into.append(
+            tuple(n and _join(_link(finder, LEAF, n), finder.route(n, g)) for g, n in zip(gpus, row, strict=True))
+        )
+        nic.append([nics.index(n) if n else -1 for n in row])
+    near = [min(memories, key=lambda m: finder.distance(m, g), default="") for g in gpus]
+    return NodeRoutes(
+        links=len(spec.links),
+        peer=tuple(tuple(() if s == d else finder.route(s, d) for d in gpus) for s in gpus),
+        up=tuple(_link(finder, g, SWITCH) for g in gpus),
+        down=tuple(_link(finder, SWITCH, g) for g in gpus),
+        egress=tuple(out),
+        ingress=tuple(into),
+        nic=np.array(nic, dtype=np.int64).reshape(slots, len(gpus)),
+        to_device=tuple(finder.route(m, g) for m, g in zip(near, gpus, strict=True)),
+        from_device=tuple(finder.route(g, m) for m, g in zip(near, gpus, strict=True)),
+    )
+
+
+def _link(finder: _Finder, src: str, dst: str) -> Route | None:
+    number = finder.number.get((src, dst))
+    return None if number is None else (number,)
