@@ -35,7 +35,7 @@ STAGES: tuple[Stage, ...] = (
     "dense_gradient_sync",
     "optimizer_update",
 )
-Stream = Literal["compute", "comm", "dense_comm", "copy"]
+Stream = Literal["compute", "data_dist", "comm", "dense_comm", "replica_comm", "copy"]
 CollectiveKind = Literal["all_to_all", "all_reduce", "reduce_scatter", "all_gather", "broadcast"]
 
 
@@ -101,8 +101,8 @@ class Op:
     """One operation of every rank.
 
     `name` is unique in the program; `label` is the span's name in TorchRec's and the profiler's words. `batch` is
-    the batch it works on, counted from the batch whose forward runs in this step. `host_s` is the host's time to
-    issue it; with `host_sync` the host then waits until it is finished.
+    the batch it works on, counted from the batch whose forward runs in this step. The host needs `host_s` to issue
+    its `launches` kernels, one after the other; before that it waits until all of `host_waits` are finished.
     """
 
     name: str
@@ -112,8 +112,9 @@ class Op:
     work: Compute | Collective
     deps: tuple[Dep, ...] = ()
     batch: int = 0
+    launches: int = 1
     host_s: float = 0.0
-    host_sync: bool = False
+    host_waits: tuple[Dep, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)

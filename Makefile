@@ -1,0 +1,52 @@
+# The two commands of the README: `make demo` and `make test`. Everything lives in .venv; nothing else is touched.
+
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+ROOMS  := simulator kernels topologies calibration
+
+.PHONY: demo test lint types bench accuracy notebooks wheel clean
+
+demo: $(VENV)/.demo
+	$(BIN)/python -m foreshard.simulator.demo
+
+test: $(VENV)/.test lint
+	$(BIN)/python -m pytest -n auto --dist loadscope -p no:benchmark
+
+lint: $(VENV)/.test types
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/lint-imports
+
+# mypy cannot follow setuptools' package-dir mapping of an editable install: give it a tree of links.
+types: $(VENV)/.test
+	@mkdir -p build/types/foreshard
+	@for room in $(ROOMS); do ln -sfn ../../../$$room build/types/foreshard/$$room; done
+	MYPYPATH=build/types $(BIN)/mypy -p foreshard.topologies -p foreshard.simulator
+
+bench: $(VENV)/.test
+	$(BIN)/python -m pytest tests/benchmarks -p no:xdist --benchmark-columns=min,median,max,rounds -o python_files='bench_*.py'
+
+accuracy: $(VENV)/.test
+	$(BIN)/python -m pytest tests/verification -p no:benchmark -s -q -k accuracy
+
+wheel: $(VENV)/.test
+	$(BIN)/python -m build --wheel
+
+clean:
+	rm -rf build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache demo-out
+
+# -- environments: made once, remade when pyproject.toml changes ---------------------------------------------
+
+$(BIN)/python:
+	$(PYTHON) -c 'import sys; sys.exit("foreshard needs Python 3.11 or newer, this is " + sys.version.split()[0] if sys.version_info < (3, 11) else 0)'
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --upgrade pip
+
+$(VENV)/.demo: pyproject.toml | $(BIN)/python
+	$(BIN)/python -m pip install --quiet --editable '.[demo]'
+	@touch $@
+
+$(VENV)/.test: pyproject.toml | $(BIN)/python
+	$(BIN)/python -m pip install --quiet --editable '.[test]'
+	@touch $@ $(VENV)/.demo

@@ -1,0 +1,194 @@
+"""From a scenario to a predicted step: resolve, demand, program, simulate."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from foreshard.simulator.collectives import Lowered
+from foreshard.simulator.costs import CostModel
+from foreshard.simulator.demand import Demand
+from foreshard.simulator.engine import Engine, Timeline
+from foreshard.simulator.expectation import expected_demand
+from foreshard.simulator.layout import ResolvedLayout, Sync, resolve_layout
+from foreshard.simulator.placement import resolve_plan
+from foreshard.simulator.program import Collective, Op, StepProgram
+from foreshard.simulator.sampling import sampled_demand
+from foreshard.simulator.scenario import ClusterChoice, Scenario
+from foreshard.simulator.sharding import ShardedTable
+from foreshard.simulator.steps import build_program
+from foreshard.simulator.trace import CollectiveInfo, OpInfo, StepTrace
+from foreshard.topologies.cluster import Cluster
+from foreshard.topologies.clusterfile import load_cluster_file
+from foreshard.topologies.presets import load_preset
+
+FloatArray = NDArray[np.float64]
+
+__all__ = ["Prediction", "SyncSteps", "load_cluster", "predict", "simulate", "simulate_program"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class SyncSteps:
+    """Step traces of a 2D layout by what replicas do in the step: nothing, average weights, exchange gradients."""
+
+    plain: StepTrace
+    weights: StepTrace
+    gradients: StepTrace
+
+    def average_weights_s(self, interval: int) -> float:
+        """Mean step time in seconds when weights are averaged every `interval` steps."""
+        return self.plain.step_time_s + (self.weights.step_time_s - self.plain.step_time_s) / interval
+
+
+class Prediction:
+    """Everything known about the predicted step of one scenario; the pieces are computed when first asked for."""
+
+    def __init__(self, scenario: Scenario, cluster: Cluster | None = None) -> None:
+        self.scenario = scenario
+        self.cluster = cluster or load_cluster(scenario.cluster)
+        self.layout: ResolvedLayout = resolve_layout(scenario.layout, self.cluster.size)
+        self.costs = CostModel(self.cluster)
+
+    @cached_property
+    def local_group_size(self) -> int:
+        """Ranks of a sharding group that share a node."""
+        nodes = self.cluster.node_of[self.layout.sharding.members[0]]
+        return int(np.bincount(nodes).max())
+
+    @cached_property
+    def sharded(self) -> tuple[ShardedTable, ...]:
+        """Every table with its owners in the sharding group."""
+        scenario = self.scenario
+        return resolve_plan(scenario.plan, scenario.workload.tables, self.layout.group_size, self.local_group_size)
+
+    @cached_property
+    def demand(self) -> Demand:
+        """Ids, vectors and rows that one step asks of every rank."""
+        arguments = (self.scenario.workload, self.sharded, self.layout, self.cluster.node_of)
+        if self.scenario.execution.routing == "sampled":
+            return sampled_demand(*arguments, seed=self.scenario.execution.seed)
+        return expected_demand(*arguments)
+
+    def program(self, sync: Sync | None) -> StepProgram:
+        """The step program with replicas synchronised by `sync`."""
+        return build_program(self.scenario, self.layout, self.sharded, self.demand, self.costs, sync=sync)
+
+    @cached_property
+    def trace(self) -> StepTrace:
+        """The step a reader wants to see: with its synchronisation if that happens every step, else without."""
+        layout = self.scenario.layout
+        if self.sync is None:
+            return simulate_program(self.program(None), self.cluster)
+        if layout.sync == "gradients":
+            return self.sync.gradients
+        return self.sync.weights if layout.sync_interval == 1 else self.sync.plain
+
+    @cached_property
+    def sync(self) -> SyncSteps | None:
+        """The step with each way to synchronise replicas; None where there is one replica."""
+        if self.layout.replicas == 1:
+            return None
+        return SyncSteps(
+            plain=simulate_program(self.program(None), self.cluster),
+            weights=simulate_program(self.program("weights"), self.cluster),
+            gradients=simulate_program(self.program("gradients"), self.cluster),
+        )
+
+    @property
+    def step_time_s(self) -> float:
+        """Predicted mean step time in seconds, synchronisation averaged over its interval."""
+        layout = self.scenario.layout
+        if self.sync is not None and layout.sync == "weights":
+            return self.sync.average_weights_s(layout.sync_interval)
+        return self.trace.step_time_s
+
+
+def load_cluster(choice: ClusterChoice) -> Cluster:
+    """Return the cluster a scenario names. Raises InputError for an unknown preset or a bad file."""
+    if choice.file is not None:
+        return load_cluster_file(choice.file, nodes=choice.nodes)
+    return load_preset(choice.preset or "", nodes=choice.nodes)
+
+
+def predict(scenario: Scenario) -> Prediction:
+    """Return the prediction of one training step of `scenario`. Raises InputError for contradictions."""
+    prediction = Prediction(scenario)
+    prediction.trace  # noqa: B018  simulate now, so that errors appear here
+    return prediction
+
+
+def simulate(scenario: Scenario) -> StepTrace:
+    """Return the predicted StepTrace of one steady-state step of `scenario`."""
+    return Prediction(scenario).trace
+
+
+def simulate_program(program: StepProgram, cluster: Cluster) -> StepTrace:
+    """Run the program past its warm-up and return its steady-state step, seconds from the step's start.
+
+    The step time is the distance between the ends of the last compute operation, on the slowest rank, of two
+    successive steps.
+    """
+    steps = program.warmup_steps + 1
+    engine = Engine(program, cluster, steps)
+    timeline = engine.run()
+    marks = timeline.end[:, _last_compute(program)].max(axis=1)
+    origin = marks[-2]
+    return StepTrace(
+        source="predicted",
+        ops=tuple(_describe(op, timeline, engine.lowered, index) for index, op in enumerate(program.ops)),
+        start_s=timeline.start[-1] - origin,
+        end_s=timeline.end[-1] - origin,
+        wait_s=np.maximum(timeline.begun[-1] - timeline.start[-1], 0.0),
+        step_time_s=float(marks[-1] - origin),
+        events=timeline.events,
+        link_bytes=timeline.link_bytes / steps,
+    )
+
+
+def _last_compute(program: StepProgram) -> int:
+    return max(index for index, op in enumerate(program.ops) if op.stream == "compute")
+
+
+def _describe(op: Op, timeline: Timeline, lowered: Callable[[Op], tuple[Lowered, ...]], index: int) -> OpInfo:
+    """The operation as the trace keeps it; of a collective, the group that took longest."""
+    info = None
+    if isinstance(op.work, Collective):
+        info = _collective_info(op.work, lowered(op), timeline.end[-1, index] - timeline.begun[-1, index])
+    return OpInfo(name=op.name, label=op.label, stage=op.stage, stream=op.stream, batch=op.batch, collective=info)
+
+
+def _collective_info(work: Collective, groups: tuple[Lowered, ...], durations: FloatArray) -> CollectiveInfo:
+    slowest = int(work.groups.group_of[int(np.argmax(durations))])
+    out, into = _busiest(work)
+    return CollectiveInfo(
+        kind=work.kind,
+        algorithm=groups[slowest].algorithm,
+        group_size=int(work.groups.sizes.max()),
+        groups=len(work.groups),
+        max_bytes_out=out,
+        max_bytes_in=into,
+        time_s=float(durations.max()),
+        bound_s=groups[slowest].bound_s,
+        bottleneck=groups[slowest].bottleneck,
+    )
+
+
+def _busiest(work: Collective) -> tuple[float, float]:
+    """Most bytes that any rank must send to others and receive from others, whatever the algorithm.
+
+    With n members: reduce_scatter and all_gather (n - 1)/n of the size, all_reduce both after one another.
+    """
+    if work.kind == "all_to_all":
+        return (
+            max(float(pairs.bytes_out().max()) for pairs in work.traffic),
+            max(float(pairs.bytes_in().max()) for pairs in work.traffic),
+        )
+    rounds = {"all_reduce": 2, "reduce_scatter": 1, "all_gather": 1, "broadcast": 1}[work.kind]
+    moved = max(
+        rounds * work.nbytes_of(group) * (size - 1) / size for group, size in enumerate(work.groups.sizes.tolist())
+    )
+    return moved, moved

@@ -1,0 +1,370 @@
+"""Builds the step program of a training job: the seven stages for every sharding kind, layout and pipeline.
+
+The operations and their order are those recorded from TorchRec 1.9 (TrainPipelineBase and TrainPipelineSparseDist):
+per sharding kind id splits, lengths and values; pooled vectors by all-to-all or reduce-scatter; the backward twins in
+reverse order; the dense all-reduce. In 2D the exchanges stay in the sharding groups and replicas are synchronised.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from foreshard.simulator.codecs import FULL_BYTES, codec_bytes, wire_bytes
+from foreshard.simulator.costs import INDEX_BYTES, LENGTH_BYTES, CostModel
+from foreshard.simulator.demand import Demand, FamilyDemand
+from foreshard.simulator.layout import Groups, ResolvedLayout, Sync
+from foreshard.simulator.program import Collective, Compute, Dep, Op, Stage, StepProgram, Stream
+from foreshard.simulator.scenario import Scenario
+from foreshard.simulator.sharding import ShardedTable
+from foreshard.simulator.traffic import PairBytes
+from foreshard.simulator.workload import DataType
+
+__all__ = ["build_program", "family_name"]
+
+FloatArray = NDArray[np.float64]
+
+_SPLIT_TENSORS = 3  # splits of keys, lengths and values travel together: 6 elements for 2 ranks as recorded
+_ADAM_ACCESSES = 7  # read gradient, read and write parameter and two moments
+_WARMUP = {"base": 2, "sparse_dist": 3}
+
+
+def family_name(family: FamilyDemand) -> str:
+    """The name of a sharding kind's operations: "row_wise", or "row_wise.sequence" for sequence tables."""
+    return family.sharding if family.pooled else f"{family.sharding}.sequence"
+
+
+def build_program(
+    scenario: Scenario,
+    layout: ResolvedLayout,
+    sharded: tuple[ShardedTable, ...],
+    demand: Demand,
+    costs: CostModel,
+    *,
+    sync: Sync | None,
+) -> StepProgram:
+    """Return the program of one steady-state step; `sync` says how replicas are synchronised in it (None: not)."""
+    builder = _Builder(scenario, layout, sharded, demand, costs, sync if layout.replicas > 1 else None)
+    ops = builder.sparse_dist() if scenario.execution.pipeline == "sparse_dist" else builder.base()
+    return StepProgram(world_size=layout.world_size, ops=ops, warmup_steps=_WARMUP[scenario.execution.pipeline])
+
+
+@dataclass(slots=True)
+class _Builder:
+    scenario: Scenario
+    layout: ResolvedLayout
+    sharded: tuple[ShardedTable, ...]
+    demand: Demand
+    costs: CostModel
+    sync: Sync | None
+    ops: list[Op] = field(default_factory=list)
+
+    # -- pipelines: the order in which the host issues one step ------------------------------------------------
+
+    def base(self) -> tuple[Op, ...]:
+        """TrainPipelineBase: only the copy of the next batch overlaps; each split exchange stops the host."""
+        for family in self.demand.families:
+            self.splits([family], suffix=family_name(family), batch=0)
+            self.tensors(family, batch=0, waits=f"input_dist.splits.{family_name(family)}")
+        self.forward(routed_steps_back=0)
+        self.copy_batch(ahead=1)
+        self.backward()
+        return tuple(self.ops)
+
+    def sparse_dist(self) -> tuple[Op, ...]:
+        """TrainPipelineSparseDist: input_dist of batch i + 1 under forward and backward of i, copy of i + 2."""
+        self.splits(self.demand.families, suffix="fused", batch=1)
+        self.copy_batch(ahead=2)
+        self.forward(routed_steps_back=1)
+        for family in self.demand.families:
+            self.tensors(family, batch=1, waits="input_dist.splits.fused")
+        self.backward()
+        return tuple(self.ops)
+
+    # -- stage 1 and 2 -----------------------------------------------------------------------------------------
+
+    def copy_batch(self, *, ahead: int) -> None:
+        dense_inputs = self.scenario.workload.dense.layers[0][0] if self.scenario.workload.dense.layers else 0
+        nbytes = self.demand.batch_ids * INDEX_BYTES + self.demand.batch_lengths * LENGTH_BYTES
+        nbytes = nbytes + self.scenario.workload.batch_size * dense_inputs * FULL_BYTES
+        seconds = self.costs.copy_in(nbytes)
+        self.compute(
+            "copy_batch_to_device", "batch_input", "copy", seconds, self.costs["copy_batch_launches"], batch=ahead
+        )
+
+    def splits(self, families: tuple[FamilyDemand, ...] | list[FamilyDemand], *, suffix: str, batch: int) -> None:
+        """Permute or bucketise the ids of the batch and tell every peer how many come (the host needs the answer)."""
+        if not families:
+            return
+        pipelined = self.scenario.execution.pipeline == "sparse_dist"
+        copied = (Dep("copy_batch_to_device", 1),)
+        for family in families:
+            nbytes = 2 * INDEX_BYTES * _handed(family.ids, received=False)
+            self.compute(
+                f"input_dist.permute.{family_name(family)}", "lookup_routing", "data_dist",
+                self.costs.stream(nbytes), self.costs["input_dist_launches"], deps=copied, batch=batch,
+            )  # fmt: skip
+        size = float(_SPLIT_TENSORS * INDEX_BYTES * len(families))
+        groups = self.layout.sharding
+        traffic = tuple(PairBytes.uniform(len(group), size * len(group)) for group in _distinct(groups))
+        last = f"input_dist.permute.{family_name(families[-1])}"
+        self.collective(
+            f"input_dist.splits.{suffix}", "lookup_routing", "comm",
+            Collective(kind="all_to_all", groups=groups, traffic=traffic), deps=(Dep(last),), batch=int(pipelined),
+        )  # fmt: skip
+
+    def tensors(self, family: FamilyDemand, *, batch: int, waits: str) -> None:
+        """Lengths, then values, then putting what came in table order (recat)."""
+        name = family_name(family)
+        stream: Stream = "data_dist" if self.scenario.execution.pipeline == "sparse_dist" else "compute"
+        self.collective(
+            f"input_dist.lengths.{name}", "lookup_routing", "comm", family.lengths.scaled(LENGTH_BYTES),
+            batch=batch, waits=(Dep(waits),),
+        )  # fmt: skip
+        self.collective(
+            f"input_dist.values.{name}", "lookup_routing", "comm", family.ids.scaled(INDEX_BYTES), batch=batch
+        )
+        nbytes = 2 * INDEX_BYTES * _handed(family.ids, received=True)
+        self.compute(
+            f"input_dist.recat.{name}", "lookup_routing", stream, self.costs.stream(nbytes),
+            self.costs["recat_launches"], deps=(Dep(f"input_dist.values.{name}"),), batch=batch,
+        )  # fmt: skip
+
+    # -- stage 3 and the forward of stage 4 --------------------------------------------------------------------
+
+    def forward(self, *, routed_steps_back: int) -> None:
+        """Look up, return vectors, and run the dense forward once every vector of the rank's own batch is there."""
+        synced = self._replicas_ready()
+        joined = [self.vectors(family, routed_steps_back, synced) for family in self.demand.families]
+        copied = Dep("copy_batch_to_device", 2 if routed_steps_back else 1)
+        if self.demand.data_parallel.lookups.any():
+            seconds = self.costs.lookup(self.demand.data_parallel, FULL_BYTES)
+            launches = self.costs["lookup_launches"]
+            self.compute("lookup.data_parallel", "vector_return", "compute", seconds, launches, deps=(copied,))
+        dense = self.scenario.workload.dense
+        launches = self.costs.forward_launches(dense)
+        seconds = np.maximum(
+            self.costs.gemms(dense, self.scenario.workload.batch_size, backward=False),
+            launches * self.costs["kernel_floor"],
+        )
+        self.compute("forward", "local_compute", "compute", seconds, launches, deps=(*map(Dep, joined), copied))
+
+    def vectors(self, family: FamilyDemand, routed_steps_back: int, synced: tuple[Dep, ...]) -> str:
+        """Look up one family's rows on their owners and return the vectors; the operation that joins them."""
+        name, precision, dim = family_name(family), self.scenario.comms.forward, self.row_dim(family)
+        routed = Dep(f"input_dist.recat.{name}", routed_steps_back)
+        self.compute(
+            f"lookup.{name}", "vector_return", "compute", self.costs.lookup(family.local, FULL_BYTES),
+            self.costs["lookup_launches"], deps=(routed, *synced),
+        )  # fmt: skip
+        last = self.exchange(family.output, "output_dist", name, "vector_return", precision, dim, f"lookup.{name}")
+        moved = _handed(family.output[-1], received=True) * 2 * FULL_BYTES
+        self.compute(
+            f"output_dist.join.{name}", "vector_return", "compute", self.costs.stream(moved),
+            self.costs["output_launches"], deps=(Dep(last),),
+        )  # fmt: skip
+        return f"output_dist.join.{name}"
+
+    def exchange(
+        self,
+        hops: tuple[Collective, ...],
+        label: str,
+        name: str,
+        stage: Stage,
+        precision: DataType,
+        dim: float,
+        after: str,
+    ) -> str:
+        """Encode, exchange hop by hop, decode; the name of the last operation."""
+        per_element = codec_bytes(precision, dim)
+        if per_element:
+            sent = _handed(hops[0], received=False)
+            self.codec(f"{label}.encode.{name}", stage, sent * per_element, after)
+            after = f"{label}.encode.{name}"
+        for index, hop in enumerate(hops):
+            op = f"{label}.{name}" if len(hops) == 1 else f"{label}.{name}.{index + 1}"
+            self.collective(op, stage, "comm", hop.scaled(wire_bytes(precision, dim)), deps=(Dep(after),), label=label)
+            after = op
+        if per_element:
+            received = _handed(hops[-1], received=True)
+            self.codec(f"{label}.decode.{name}", stage, received * per_element, after)
+            after = f"{label}.decode.{name}"
+        return after
+
+    def codec(self, name: str, stage: Stage, nbytes: FloatArray, after: str) -> None:
+        self.compute(
+            name, stage, "compute", self.costs.stream(nbytes), self.costs["codec_launches"], deps=(Dep(after),)
+        )
+
+    def row_dim(self, family: FamilyDemand) -> float:
+        """Elements of a quantised row: the mean width of the vectors that one family returns."""
+        vectors = elements = 0.0
+        for part in self.sharded:
+            if (part.sharding, part.table.pooling != "none") == (family.sharding, family.pooled):
+                vectors += part.table.vectors_per_sample * part.col_parts
+                elements += part.table.vectors_per_sample * part.table.embedding_dim
+        return elements / vectors
+
+    # -- backward: the rest of stage 4, then 5, 6 and 7 --------------------------------------------------------
+
+    def backward(self) -> None:
+        """Dense backward, gradients back to the owners, updates, dense and replica synchronisation."""
+        workload = self.scenario.workload
+        launches = self.costs.backward_launches(workload.dense)
+        seconds = np.maximum(
+            self.costs.gemms(workload.dense, workload.batch_size, backward=True), launches * self.costs["kernel_floor"]
+        )
+        self.compute("backward", "local_compute", "compute", seconds, launches)
+        returned = [self.gradients(family) for family in reversed(self.demand.families)]
+        self.dense_all_reduce()
+        for family, after in zip(reversed(self.demand.families), returned, strict=True):
+            seconds = self.costs.update(family.local, FULL_BYTES)
+            self.compute(
+                f"embedding_backward.{family_name(family)}", "sparse_gradient_return", "compute", seconds,
+                self.costs["embedding_backward_launches"], deps=(Dep(after),),
+            )  # fmt: skip
+        self.replica_sync()
+        self.dense_optimizer()
+
+    def gradients(self, family: FamilyDemand) -> str:
+        """Return the gradients of one family's vectors to the row owners, mirroring the forward hop by hop."""
+        hops = tuple(hop.mirrored() for hop in reversed(family.output))
+        name, precision = family_name(family), self.scenario.comms.backward
+        return self.exchange(
+            hops, "output_dist_backward", name, "sparse_gradient_return", precision, self.row_dim(family), "backward"
+        )
+
+    def dense_all_reduce(self) -> None:
+        elements = self.scenario.workload.dense.num_parameters + self.demand.data_parallel_elements
+        if not elements:
+            return
+        work = Collective(
+            kind="all_reduce", groups=Groups.world(self.layout.world_size), nbytes=(float(elements * FULL_BYTES),)
+        )
+        stream: Stream = "comm" if self.layout.replicas == 1 else "dense_comm"  # one process group, one NCCL stream
+        self.collective("dense_all_reduce", "dense_gradient_sync", stream, work, deps=(Dep("backward"),))
+
+    def dense_optimizer(self) -> None:
+        elements = self.scenario.workload.dense.num_parameters + self.demand.data_parallel_elements
+        if not elements:
+            return
+        seconds = self.costs.stream(float(elements * FULL_BYTES * _ADAM_ACCESSES))
+        self.compute(
+            "dense_optimizer", "optimizer_update", "compute", seconds, self.costs["optimizer_launches"],
+            deps=(Dep("dense_all_reduce"),),
+        )  # fmt: skip
+
+    # -- replica synchronisation (2D) --------------------------------------------------------------------------
+
+    def replica_sync(self) -> None:
+        """Average whole shards (weights), or exchange the touched rows' gradients and apply them (gradients)."""
+        replica = self.demand.replica
+        updated = tuple(Dep(f"embedding_backward.{family_name(family)}") for family in self.demand.families)
+        if self.sync is None or not updated:
+            return
+        if self.sync == "weights":
+            self._average("replica_sync.weights", replica.weight_bytes, updated)
+            if replica.state_elements.any():
+                self._average("replica_sync.state", replica.state_elements * FULL_BYTES, updated)
+            return
+        own = replica.touched_rows * INDEX_BYTES + replica.touched_elements * FULL_BYTES
+        gathered = tuple(float(own[group].sum()) for group in replica.groups.members)
+        work = Collective(kind="all_gather", groups=replica.groups, nbytes=gathered)
+        self.collective(
+            "replica_sync.rows", "dense_gradient_sync", "replica_comm", work, deps=updated, label="replica_sync"
+        )
+        whole = np.array(gathered)[replica.groups.group_of]
+        moved = whole + 3 * replica.union_elements * FULL_BYTES  # read what came; read and write the rows, write sums
+        seconds = moved / self.costs.update_rate
+        self.compute(
+            "embedding_optimizer.replicas", "optimizer_update", "compute", seconds,
+            self.costs["embedding_backward_launches"], deps=(Dep("replica_sync.rows"),),
+        )  # fmt: skip
+
+    def _average(self, name: str, nbytes: FloatArray, after: tuple[Dep, ...]) -> None:
+        groups = self.demand.replica.groups
+        sizes = tuple(float(nbytes[group[0]]) for group in groups.members)
+        work = Collective(kind="all_reduce", groups=groups, nbytes=sizes)
+        self.collective(name, "dense_gradient_sync", "replica_comm", work, deps=after, label="replica_sync")
+
+    def _replicas_ready(self) -> tuple[Dep, ...]:
+        """What a lookup waits for: the last step's averaging of the weights it reads."""
+        if self.sync != "weights" or not self.demand.families:
+            return ()
+        state = (Dep("replica_sync.state", 1),) if self.demand.replica.state_elements.any() else ()
+        return (Dep("replica_sync.weights", 1), *state)
+
+    # -- adding operations -------------------------------------------------------------------------------------
+
+    def compute(
+        self, name: str, stage: Stage, stream: Stream, seconds: FloatArray, launches: float,
+        *, deps: tuple[Dep, ...] = (), batch: int = 0,
+    ) -> None:  # fmt: skip
+        count = round(launches)
+        self.ops.append(
+            Op(
+                name=name,
+                label=_label(name),
+                stage=stage,
+                stream=stream,
+                work=Compute(seconds=seconds),
+                deps=deps,
+                batch=batch,
+                launches=count,
+                host_s=self.costs.host(count),
+            )
+        )
+
+    def collective(
+        self, name: str, stage: Stage, stream: Stream, work: Collective,
+        *, deps: tuple[Dep, ...] = (), batch: int = 0, waits: tuple[Dep, ...] = (), label: str | None = None,
+    ) -> None:  # fmt: skip
+        self.ops.append(
+            Op(
+                name=name,
+                label=label or _label(name),
+                stage=stage,
+                stream=stream,
+                work=work,
+                deps=deps,
+                batch=batch,
+                host_s=self.costs["host_per_collective"],
+                host_waits=waits,
+            )
+        )
+
+
+def _label(name: str) -> str:
+    """The span's name in TorchRec's words: the part before the first dot."""
+    return name.split(".", 1)[0]
+
+
+def _distinct(groups: Groups) -> tuple[NDArray[np.int64], ...]:
+    """One group for all where all are of one size, else every group."""
+    return groups.members[:1] if len(set(groups.sizes.tolist())) == 1 else groups.members
+
+
+def _per_rank(collective: Collective, of: Callable[[PairBytes], FloatArray]) -> FloatArray:
+    """A per-member figure of an all_to_all's traffic, on the world's ranks, [ranks]."""
+    groups = collective.groups
+    values = np.zeros(groups.world_size)
+    shared = of(collective.traffic[0]) if len(collective.traffic) == 1 else None
+    for index, members in enumerate(groups.members):
+        values[members] = shared if shared is not None else of(collective.traffic[index])
+    return values
+
+
+def _handed(collective: Collective, *, received: bool) -> FloatArray:
+    """Elements each rank gives to a collective, or gets from it, its own part included, [ranks]."""
+    if collective.kind == "all_to_all":
+        if received:
+            return _per_rank(collective, lambda pairs: pairs.bytes_in() + pairs.diagonal())
+        return _per_rank(collective, lambda pairs: pairs.bytes_out() + pairs.diagonal())
+    groups = collective.groups
+    whole = np.array([collective.nbytes_of(group) for group in range(len(groups))])
+    part = whole / groups.sizes
+    gets_part = (collective.kind == "reduce_scatter") == received
+    return (part if gets_part else whole)[groups.group_of]
