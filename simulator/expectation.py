@@ -1,0 +1,107 @@
+"""What a step demands in expectation, in closed form over the access distributions: equal batches on every rank.
+
+A batch of one rank holds `batch_size` x pooling factor ids of every feature. All ranks send the same, so traffic has
+the form out[s] x share[d], and every replica of the tables sees the same demand.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from foreshard.simulator.access import Distribution
+from foreshard.simulator.demand import Demand, FamilyDemand, LocalDemand, ReplicaDemand
+from foreshard.simulator.exchange import Family, family_demand
+from foreshard.simulator.layout import ResolvedLayout
+from foreshard.simulator.scenario import Optimizer
+from foreshard.simulator.sharding import ShardedTable, ShardingType
+from foreshard.simulator.tally import Batch, Tally
+from foreshard.simulator.workload import Table, Workload
+
+__all__ = ["FAMILY_ORDER", "expected_demand"]
+
+FloatArray = NDArray[np.float64]
+IntArray = NDArray[np.int64]
+
+FAMILY_ORDER: tuple[ShardingType, ...] = (
+    "table_wise", "column_wise", "table_column_wise", "row_wise", "table_row_wise", "grid_shard",
+)  # fmt: skip
+
+
+def expected_demand(
+    workload: Workload,
+    sharded: tuple[ShardedTable, ...],
+    layout: ResolvedLayout,
+    node_of: IntArray,
+    optimizer: Optimizer = "rowwise_adagrad",
+) -> Demand:
+    """Return the expected demand of one step, counted in ids, rows and elements.
+
+    `sharded` comes from `resolve_plan`; `node_of` [ranks] is each rank's node, which node-wise kinds exchange over.
+    """
+    batch = Batch(size=workload.batch_size, ranks=layout.group_size, replicas=layout.replicas, optimizer=optimizer)
+    families = tuple(_families(sharded, batch, layout, node_of))
+    replicated = [item.table for item in sharded if item.sharding == "data_parallel"]
+    tables = [item.table for item in sharded]
+    return Demand(
+        world_size=layout.world_size,
+        families=tuple(demand for demand, _ in families),
+        data_parallel=_data_parallel(replicated, workload.batch_size, layout.world_size),
+        data_parallel_elements=float(sum(table.num_embeddings * table.embedding_dim for table in replicated)),
+        batch_ids=np.full(layout.world_size, workload.batch_size * sum(table.ids_per_sample for table in tables)),
+        batch_lengths=np.full(layout.world_size, float(workload.batch_size * sum(len(t.features) for t in tables))),
+        replica=_replica([tally for _, tally in families], layout),
+    )
+
+
+def _families(
+    sharded: Sequence[ShardedTable], batch: Batch, layout: ResolvedLayout, node_of: IntArray
+) -> list[tuple[FamilyDemand, Tally]]:
+    """Demand and tally of each kind of sharding, pooled before sequence, of those that have tables."""
+    found = []
+    for kind in FAMILY_ORDER:
+        for pooled in (True, False):
+            members = [s for s in sharded if s.sharding == kind and (s.table.pooling != "none") == pooled]
+            if members:
+                tally = Tally(batch)
+                for item in members:
+                    tally.add(item)
+                family = Family(sharding=kind, pooled=pooled, members=tuple(members), tally=tally)
+                found.append((family_demand(family, layout, node_of), tally))
+    return found
+
+
+def _data_parallel(tables: Sequence[Table], batch_size: int, world_size: int) -> LocalDemand:
+    """Row work on tables that every rank holds whole: each rank looks up its own batch."""
+    whole = Batch(size=batch_size, ranks=1, replicas=1, optimizer="sgd")
+    tally = Tally(whole)
+    for table in tables:
+        tally.add_whole(table)
+    return tally.local(np.zeros(world_size, dtype=np.int64))
+
+
+def _replica(tallies: Sequence[Tally], layout: ResolvedLayout) -> ReplicaDemand:
+    position = layout.sharding.position_of
+    zero = np.zeros(layout.world_size)
+
+    def total(name: str) -> FloatArray:
+        return sum((tally.of(name)[position] for tally in tallies), start=zero)
+
+    return ReplicaDemand(
+        groups=layout.replica,
+        weight_bytes=total("weight_bytes"),
+        weight_elements=total("weight_elements"),
+        state_elements=total("state_elements"),
+        touched_rows=total("distinct_rows"),
+        touched_elements=total("distinct_elements"),
+        union_rows=total("union_rows"),
+        union_elements=total("union_elements"),
+    )
+
+
+def distinct_rows(table: Table, batch_size: int, ranks: int) -> float:
+    """Return the expected distinct rows that the batches of `ranks` ranks touch in a table."""
+    features = len(table.features)
+    return Distribution.of(table).distinct_rows(batch_size * table.ids_per_sample / features, ranks * features)
