@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,6 +19,11 @@ IntArray = NDArray[np.int64]
 
 # A repeated id is one of this many ids before it. The expectation depends on the share of repeats, not on the window.
 LOCALITY_WINDOW = 1024
+
+
+@lru_cache(maxsize=4096)  # what-ifs ask for the same tables again and again
+def _scattered_head(head_rows: int, num_embeddings: int, key: int) -> IntArray:
+    return scatter_rows(np.arange(head_rows), num_embeddings, key)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -56,20 +61,25 @@ class Distribution:
         value = partial(self._distinct, draws, streams)
         return float(value(self.law.head).sum()) + self.law.tail_total(value)
 
+    def _head_rows(self) -> IntArray:
+        if self.access.order == "by_frequency":
+            return np.arange(self.law.head_rows)
+        return _scattered_head(self.law.head_rows, self.num_embeddings, self.key)
+
     def row_ranges(self, bounds: IntArray) -> RowParts:
         """Return the parts that cumulative row bounds [parts + 1] cut the table into."""
         edges = np.asarray(bounds, dtype=np.int64)
-        if self.access.order == "by_frequency":
-            return _FrequencyRanges(self, edges)
-        rows = self.rows_of(np.arange(self.law.head_rows))
+        if self.access.order == "by_frequency" or len(edges) == 2:
+            return _PopularityRanges(self, edges)
+        rows = self._head_rows()
         part = np.searchsorted(edges, rows, side="right") - 1
         held = np.bincount(part, minlength=len(edges) - 1)
         free = np.diff(edges) - held
         return _ScatteredParts(self, part, free / max(1, self.law.tail_rows))
 
     def hash_parts(self, parts: int) -> RowParts:
-        """Return the parts that `hash_part` puts the rows in."""
-        part = hash_part(self.rows_of(np.arange(self.law.head_rows)), parts)
+        """Return the parts that `hash_part` puts the rows in; which tail rows a part has counts as chance."""
+        part = hash_part(self._head_rows(), parts)
         return _ScatteredParts(self, part, np.full(parts, 1.0 / parts))
 
     def sample(self, rng: np.random.Generator, count: int) -> IntArray:
@@ -82,8 +92,8 @@ class Distribution:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _FrequencyRanges:
-    """Row ranges of a table whose rows are ordered by popularity: integrated range by range."""
+class _PopularityRanges:
+    """Row ranges of a table whose rows are in order of popularity, or the whole table: integrated range by range."""
 
     distribution: Distribution
     bounds: IntArray
@@ -116,7 +126,7 @@ class _ScatteredParts:
         return np.bincount(self.part, weights=head, minlength=len(self.tail_share)) + tail * self.tail_share
 
 
-RowParts = _FrequencyRanges | _ScatteredParts
+RowParts = _PopularityRanges | _ScatteredParts
 
 
 def _repeat_recent(ids: IntArray, locality: float, rng: np.random.Generator) -> IntArray:

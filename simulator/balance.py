@@ -78,7 +78,7 @@ class Balance:
                 return np.array([[self._one_rank(costs[0], slice(0, len(self.load)))]])
 
     def _one_rank(self, cost: FloatArray, among: slice) -> int:
-        rank = among.start + _least(self.load[among] + cost)
+        rank = int(among.start) + _least(self.load[among] + cost)
         self.load[rank] += cost
         return rank
 

@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 
 from foreshard.simulator.demand import FamilyDemand
 from foreshard.simulator.layout import Groups, ResolvedLayout
-from foreshard.simulator.placement import local_group_size
 from foreshard.simulator.program import Collective
 from foreshard.simulator.sharding import ShardedTable, ShardingType
 from foreshard.simulator.tally import Tally
@@ -85,7 +84,7 @@ def _reduce_over_nodes(family: Family, layout: ResolvedLayout, node_of: IntArray
     ranks of all nodes; the all_to_all brings each batch its own.
     """
     batch = family.tally.batch
-    local = local_group_size(layout.sharding, node_of)
+    local = layout.local_group_size(node_of)
     nodes = batch.ranks // local
     columns = _columns_of_nodes(family, nodes, local)
     places = [members.reshape(nodes, local) for members in layout.sharding.members]

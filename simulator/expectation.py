@@ -11,7 +11,6 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from foreshard.simulator.access import Distribution
 from foreshard.simulator.demand import Demand, FamilyDemand, LocalDemand, ReplicaDemand
 from foreshard.simulator.exchange import Family, family_demand
 from foreshard.simulator.layout import ResolvedLayout
@@ -99,9 +98,3 @@ def _replica(tallies: Sequence[Tally], layout: ResolvedLayout) -> ReplicaDemand:
         union_rows=total("union_rows"),
         union_elements=total("union_elements"),
     )
-
-
-def distinct_rows(table: Table, batch_size: int, ranks: int) -> float:
-    """Return the expected distinct rows that the batches of `ranks` ranks touch in a table."""
-    features = len(table.features)
-    return Distribution.of(table).distinct_rows(batch_size * table.ids_per_sample / features, ranks * features)

@@ -44,26 +44,32 @@ def hash_part(ids: ArrayLike, parts: int) -> NDArray[np.int64]:
     return ((upper * np.uint64(parts)) >> np.uint64(32)).astype(np.int64)
 
 
-def _feistel(values: UintArray, half_bits: int, key: int) -> UintArray:
-    mask = np.uint64((1 << half_bits) - 1)
-    shift = np.uint64(half_bits)
-    left, right = values >> shift, values & mask
-    for number in range(_ROUNDS):
-        left, right = right, left ^ (mix64(right, key + number) & mask)
-    return (left << shift) | right
+def _feistel(values: UintArray, bits: int, key: int) -> UintArray:
+    """A keyed bijection on [0, 2**bits): the two halves, of unequal width where `bits` is odd, take turns."""
+    width, other = bits // 2, bits - bits // 2
+    left, right = values >> np.uint64(other), values & np.uint64((1 << other) - 1)
+    for round_key in mix64(np.arange(_ROUNDS), key):
+        if width:
+            scrambled = (right + round_key) * _FIRST
+            scrambled ^= scrambled >> np.uint64(32)
+            scrambled *= _SECOND
+            left ^= scrambled >> np.uint64(64 - width)
+        left, right = right, left
+        width, other = other, width
+    return np.asarray((left << np.uint64(other)) | right, dtype=np.uint64)
 
 
 def scatter_rows(ranks: ArrayLike, num_embeddings: int, key: int) -> NDArray[np.int64]:
     """Return the row at which each popularity rank 0 to `num_embeddings` - 1 sits: a keyed bijection.
 
-    A Feistel cipher on the next even power of two, walked until it falls inside the table (cycle walking, Black and
-    Rogaway 2002), at most four steps on average.
+    A Feistel cipher on the next power of two, walked until it falls inside the table (cycle walking, Black and
+    Rogaway 2002), at most two steps on average.
     """
-    half_bits = max(1, (int(num_embeddings - 1).bit_length() + 1) // 2)
+    bits = int(num_embeddings - 1).bit_length()
     limit = np.uint64(num_embeddings)
-    rows = _feistel(_to_uint64(ranks), half_bits, key)
+    rows = _feistel(_to_uint64(ranks), bits, key)
     outside = np.flatnonzero(rows >= limit)
     while outside.size:
-        rows[outside] = _feistel(rows[outside], half_bits, key)
+        rows[outside] = _feistel(rows[outside], bits, key)
         outside = outside[rows[outside] >= limit]
     return rows.astype(np.int64)

@@ -8,13 +8,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from foreshard.simulator.balance import Balance, shard_costs
-from foreshard.simulator.layout import Groups
 from foreshard.simulator.plan_checks import check_plan
 from foreshard.simulator.sharding import Plan, ShardedTable, TableSharding
 from foreshard.simulator.workload import Table
 from foreshard.topologies.errors import InputError
 
-__all__ = ["MIN_COLUMNS", "column_bounds", "default_column_shards", "local_group_size", "resolve_plan", "row_bounds"]
+__all__ = ["MIN_COLUMNS", "column_bounds", "default_column_shards", "resolve_plan", "row_bounds"]
 
 IntArray = NDArray[np.int64]
 
@@ -47,22 +46,6 @@ def row_bounds(num_embeddings: int, parts: int, splits: Sequence[int] | None = N
         return np.concatenate(([0], np.cumsum(splits, dtype=np.int64)))
     block = -(-num_embeddings // parts)
     return np.minimum(np.arange(parts + 1, dtype=np.int64) * block, num_embeddings)
-
-
-def local_group_size(sharding: Groups, node_of: IntArray) -> int:
-    """Return how many neighbouring positions of a sharding group share a node, in every group alike.
-
-    `node_of` [ranks] is the node of each rank. 1 if the groups lie on their nodes irregularly: node-wise sharding
-    kinds are then impossible.
-    """
-    runs: set[int] = set()
-    for members in sharding.members:
-        nodes = node_of[members]
-        starts = np.concatenate(([0], np.flatnonzero(np.diff(nodes)) + 1, [len(nodes)]))
-        runs.update(np.diff(starts).tolist())
-        if len(np.unique(nodes)) != len(starts) - 1:
-            return 1
-    return runs.pop() if len(runs) == 1 else 1
 
 
 def resolve_plan(

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from foreshard.simulator.workload import Access
+from foreshard.topologies.errors import InputError
 
 __all__ = ["HEAD_ROWS", "Law", "distinct", "law_of"]
 
@@ -148,7 +149,7 @@ class Law:
         # log(y / low) = log1p(power) / (1 - zipf), whose limit at zipf 1 is the target itself
         log_ratio = target * low ** (self.zipf - 1) if abs(slope) < 1e-9 else np.log1p(np.maximum(power, -1.0)) / slope
         rows = np.floor(low * np.exp(log_ratio) - low)
-        return np.clip(rows, 0, self.tail_rows - 1).astype(np.int64)
+        return np.asarray(np.clip(rows, 0, self.tail_rows - 1), dtype=np.int64)
 
 
 def _rest_law(rest: float, heavy: FloatArray, rows: int, access: Access) -> tuple[FloatArray, float]:
@@ -162,12 +163,16 @@ def _rest_law(rest: float, heavy: FloatArray, rows: int, access: Access) -> tupl
     return np.concatenate((heavy, weights * scale)), scale
 
 
-@lru_cache(maxsize=1024)
+@lru_cache(maxsize=4096)
 def law_of(num_embeddings: int, access: Access) -> Law:
     """Return the popularity law of a table of `num_embeddings` rows.
 
-    A table with no more rows than `heavy_hitters` keeps the largest of them, scaled to one.
+    A table with no more rows than `heavy_hitters` keeps the largest of them, scaled to one. Raises InputError if the
+    heavy hitters together take more than all ids.
     """
+    if sum(access.heavy_hitters) > 1 + 1e-9:
+        total = sum(access.heavy_hitters)
+        raise InputError(f"heavy_hitters sum to {total:g} of all ids: they are shares and may sum to 1 at most")
     heavy = np.sort(np.array(access.heavy_hitters, dtype=np.float64))[::-1][:num_embeddings]
     rows = num_embeddings - len(heavy)
     if not rows:
