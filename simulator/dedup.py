@@ -1,0 +1,84 @@
+"""Distinct ids of one rank's batch: each (rank, owner, table) exchanges an id and its vector once.
+
+Ids are made distinct table by table before they are routed (TorchRec's index dedup). Since a row has one owner, this
+is the same as distinct ids for each owner. The batch owner then holds every distinct vector and pools by itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from foreshard.simulator.batches import JaggedBatch, check_ids
+from foreshard.simulator.sharding import ShardedTable
+from foreshard.simulator.workload import Table
+
+__all__ = ["Deduplicated", "deduplicate", "distinct_ids", "distinct_with_inverse"]
+
+IntArray = NDArray[np.int64]
+
+_MARK_FACTOR = 8  # rows of a table per id up to which marking every row is faster than sorting the ids
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Deduplicated:
+    """A batch of distinct ids, its tables, and the way back.
+
+    `batch` has one feature a table, named as the table, and one sample that holds the table's distinct ids in
+    ascending order. `tables` are the same shards, looked up by that feature. `inverse[t]` [ids of table t]: for every
+    id of the table's features, one feature after the other, its place among the distinct ids.
+    """
+
+    batch: JaggedBatch
+    tables: tuple[ShardedTable, ...]
+    inverse: tuple[IntArray, ...]
+
+
+def distinct_ids(ids: IntArray, num_embeddings: int) -> IntArray:
+    """The distinct ids in ascending order; rows of small tables are marked, ids of large ones sorted."""
+    if num_embeddings > _MARK_FACTOR * len(ids):
+        return np.unique(ids)
+    return np.flatnonzero(_marked(ids, num_embeddings))
+
+
+def distinct_with_inverse(ids: IntArray, num_embeddings: int) -> tuple[IntArray, IntArray]:
+    """Return (distinct ids in ascending order, index of every id among them)."""
+    if num_embeddings > _MARK_FACTOR * len(ids):
+        distinct, index = np.unique(ids, return_inverse=True)
+        return distinct, index.reshape(-1)
+    seen = _marked(ids, num_embeddings)
+    return np.flatnonzero(seen), (np.cumsum(seen) - 1)[ids]
+
+
+def _marked(ids: IntArray, num_embeddings: int) -> NDArray[np.bool_]:
+    seen = np.zeros(num_embeddings, dtype=bool)
+    seen[ids] = True
+    return seen
+
+
+def deduplicate(batch: JaggedBatch, tables: Sequence[ShardedTable]) -> Deduplicated:
+    """Return the distinct ids of every table, with the tables to route them by and the way back.
+
+    Raises InputError if a feature is missing or an id lies outside its table.
+    """
+    check_ids(batch, (sharded.table for sharded in tables))
+    pairs = [
+        distinct_with_inverse(
+            np.concatenate([batch.ids(feature) for feature in sharded.table.features]), sharded.table.num_embeddings
+        )
+        for sharded in tables
+    ]
+    own = tuple(replace(sharded, table=_one_sequence(sharded.table)) for sharded in tables)
+    distinct = JaggedBatch(
+        features=tuple(sharded.table.name for sharded in own),
+        lengths=np.array([[len(ids)] for ids, _ in pairs], dtype=np.int64).reshape(len(own), 1),
+        values=np.concatenate([np.empty(0, dtype=np.int64), *(ids for ids, _ in pairs)]),
+    )
+    return Deduplicated(batch=distinct, tables=own, inverse=tuple(index for _, index in pairs))
+
+
+def _one_sequence(table: Table) -> Table:
+    return replace(table, feature_names=(), pooling="none", pooling_factor=1.0)

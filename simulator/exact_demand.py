@@ -1,0 +1,233 @@
+"""What a step demands exactly, counted from one batch of ids per rank; the same form as the closed expectation."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from foreshard.simulator.batches import JaggedBatch
+from foreshard.simulator.demand import Demand, FamilyDemand, LocalDemand, ReplicaDemand
+from foreshard.simulator.exact_counts import FamilyCounts, TouchedRows, shards_at_owners, shards_held
+from foreshard.simulator.expectation import FAMILY_ORDER
+from foreshard.simulator.layout import Groups, Layout, ResolvedLayout, resolve_layout
+from foreshard.simulator.program import Collective
+from foreshard.simulator.routing import slots_of
+from foreshard.simulator.scenario import Optimizer
+from foreshard.simulator.sharding import ShardedTable, ShardingType
+from foreshard.simulator.tally import state_elements_per_row
+from foreshard.simulator.traffic import PairBytes
+from foreshard.simulator.workload import Workload
+from foreshard.topologies.errors import InputError
+
+__all__ = ["exact_demand"]
+
+FloatArray = NDArray[np.float64]
+IntArray = NDArray[np.int64]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class _Family:
+    """One sharding kind, pooled or sequence: its counts, the distinct rows of the group being counted and of all.
+
+    `touched` [3, ranks] holds rows, elements and weight bytes of the distinct rows at their owners.
+    """
+
+    sharding: ShardingType
+    pooled: bool
+    tables: tuple[ShardedTable, ...]
+    counts: FamilyCounts
+    group_rows: TouchedRows
+    world_rows: TouchedRows
+    touched: FloatArray
+
+
+def exact_demand(
+    workload: Workload,
+    sharded: tuple[ShardedTable, ...],
+    layout: ResolvedLayout,
+    node_of: IntArray,
+    batches: Sequence[JaggedBatch],
+    *,
+    optimizer: Optimizer = "rowwise_adagrad",
+    dedup: bool = False,
+) -> Demand:
+    """Return the demand of the step in which rank r trains on `batches[r]`, counted in ids, rows and elements.
+
+    `sharded` comes from `resolve_plan`; `node_of` [ranks] is each rank's node. Batches are asked for one by one, each
+    once, group by group, so that they may be drawn or read on demand. With `dedup` every rank asks for an id of a
+    table once and pools by itself. Raises InputError if there is not one batch a rank, a feature is missing or an id
+    lies outside its table.
+    """
+    if len(batches) != layout.world_size:
+        raise InputError(
+            f"{len(batches)} batches are given for {layout.world_size} ranks: give one batch for each rank"
+        )
+    families = _families(sharded, layout, dedup)
+    replicated = _replicated(sharded, layout.world_size)
+    sizes = np.zeros((2, layout.world_size))
+    for members in layout.sharding.members:
+        for rank in members.tolist():
+            _count_rank(workload, families, replicated, rank, batches[rank], sizes)
+        for family in families:
+            _take_rows(family, members)
+    return Demand(
+        world_size=layout.world_size,
+        families=tuple(_family_demand(family, layout, node_of) for family in families),
+        data_parallel=_local(replicated, np.zeros(layout.world_size, dtype=np.int64)),
+        data_parallel_elements=float(sum(t.table.num_embeddings * t.table.embedding_dim for t in replicated.tables)),
+        batch_ids=sizes[0],
+        batch_lengths=sizes[1],
+        replica=_replica(families, layout, optimizer),
+    )
+
+
+def _families(sharded: Sequence[ShardedTable], layout: ResolvedLayout, dedup: bool) -> list[_Family]:
+    kinds = [(kind, pooled) for kind in FAMILY_ORDER for pooled in (True, False)]
+    tables = [[t for t in sharded if (t.sharding, t.table.pooling != "none") == kind] for kind in kinds]
+    return [_family(*kind, held, layout, dedup) for kind, held in zip(kinds, tables, strict=True) if held]
+
+
+def _family(
+    kind: ShardingType, pooled: bool, tables: Sequence[ShardedTable], layout: ResolvedLayout, dedup: bool
+) -> _Family:
+    return _Family(
+        sharding=kind,
+        pooled=pooled,
+        tables=tuple(tables),
+        counts=FamilyCounts(tables, layout, dedup=dedup),
+        group_rows=TouchedRows(tables),
+        world_rows=TouchedRows(tables),
+        touched=np.zeros((3, layout.world_size)),
+    )
+
+
+def _replicated(sharded: Sequence[ShardedTable], world_size: int) -> _Family:
+    """The data_parallel tables as a family in which every rank is its own sharding group."""
+    alone = Layout(sharding_group_size=1)
+    held = [replace(t, owners=np.zeros((1, 1), dtype=np.int64)) for t in sharded if t.sharding == "data_parallel"]
+    return _family("data_parallel", True, held, resolve_layout(alone, world_size), False)
+
+
+def _count_rank(
+    workload: Workload,
+    families: Sequence[_Family],
+    replicated: _Family,
+    rank: int,
+    batch: JaggedBatch,
+    sizes: FloatArray,
+) -> None:
+    """Count one rank's batch in every family, and its ids and lengths in `sizes` [2, ranks]."""
+    for family in (*families, replicated):
+        family.counts.add(rank, batch)
+        family.group_rows.add(batch)
+    _take_rows(replicated, np.array([rank]))
+    lengths = dict(zip(batch.features, batch.lengths.sum(axis=1).tolist(), strict=True))
+    used = [feature for table in workload.tables for feature in table.features]
+    sizes[:, rank] = sum(lengths[feature] for feature in used), batch.samples * len(used)
+
+
+def _take_rows(family: _Family, members: IntArray) -> None:
+    """Book the rows that one sharding group touched at its `members`, and keep them for the union over replicas."""
+    rows = family.group_rows.take()
+    family.touched[:, members] = family.group_rows.at_owners(rows, len(members))
+    if family.sharding != "data_parallel":
+        family.world_rows.add_rows(rows)
+
+
+def _local(family: _Family, position_of: IntArray) -> LocalDemand:
+    """The family's row work on every rank."""
+    counts, members = family.counts, int(position_of.max()) + 1
+    shards = sum((shards_held(table, members) for table in family.tables), start=np.zeros(members))
+    return LocalDemand(
+        lookups=counts.lookups,
+        lookup_bytes=counts.lookup_bytes,
+        outputs=counts.outputs,
+        distinct_rows=family.touched[0],
+        distinct_elements=family.touched[1],
+        distinct_bytes=family.touched[2],
+        tables=shards[position_of],
+    )
+
+
+def _family_demand(family: _Family, layout: ResolvedLayout, node_of: IntArray) -> FamilyDemand:
+    counts, groups = family.counts, layout.sharding
+    return FamilyDemand(
+        sharding=family.sharding,
+        pooled=family.pooled,
+        tables=len(family.tables),
+        features=sum(len(table.table.features) for table in family.tables),
+        ids=_all_to_all(groups, [counts.ids[members] for members in groups.members]),
+        lengths=_all_to_all(groups, [counts.lengths[members] for members in groups.members]),
+        output=_output(family, layout, node_of),
+        local=_local(family, groups.position_of),
+    )
+
+
+def _all_to_all(groups: Groups, matrices: Sequence[FloatArray]) -> Collective:
+    return Collective(kind="all_to_all", groups=groups, traffic=tuple(map(PairBytes.dense, matrices)))
+
+
+def _output(family: _Family, layout: ResolvedLayout, node_of: IntArray) -> tuple[Collective, ...]:
+    """The exchanges of the forward; deduplicated and sequence families return vectors id by id."""
+    counts, groups = family.counts, layout.sharding
+    if family.pooled and not counts.dedup and family.sharding == "row_wise":
+        columns = sum(len(table.table.features) * table.table.embedding_dim for table in family.tables)
+        elements = tuple(float(counts.samples[members].sum()) * columns for members in groups.members)
+        return (Collective(kind="reduce_scatter", groups=groups, nbytes=elements),)
+    if family.pooled and not counts.dedup and family.sharding in ("table_row_wise", "grid_shard"):
+        return _two_level(family, groups, layout.local_group_size(node_of))
+    return (_all_to_all(groups, [counts.vectors[members].T for members in groups.members]),)
+
+
+def _two_level(family: _Family, groups: Groups, local: int) -> tuple[Collective, ...]:
+    """Partial pools summed inside the node that holds the table, then sent across nodes between equal places."""
+    columns = _columns_of_nodes(family, len(groups.members[0]) // local, local)
+    places = [members.reshape(-1, local) for members in groups.members]
+    samples = family.counts.samples
+    reduced = tuple(float(samples[place].sum() * held) for place in places for held in columns)
+    inside = Groups(node for place in places for node in place)
+    reduce = Collective(kind="reduce_scatter", groups=inside, nbytes=reduced)
+    if len(columns) == 1:
+        return (reduce,)
+    across = Groups(row for place in places for row in place.T)
+    return reduce, _all_to_all(across, [np.outer(columns, samples[row]) for row in across.members])
+
+
+def _columns_of_nodes(family: _Family, nodes: int, local: int) -> FloatArray:
+    """Pooled columns, over all features, of the column slices that each node of the group holds, [nodes]."""
+    columns = np.zeros(nodes)
+    for slot in slots_of(family.tables):
+        columns[slot.table.owners[slot.column, 0] // local] += slot.width
+    return columns
+
+
+def _replica(families: Sequence[_Family], layout: ResolvedLayout, optimizer: Optimizer) -> ReplicaDemand:
+    position, members = layout.sharding.position_of, layout.group_size
+    held, union = np.zeros((4, members)), np.zeros((3, members))
+    touched = sum((family.touched for family in families), start=np.zeros((3, layout.world_size)))
+    for family in families:
+        union += family.world_rows.at_owners(family.world_rows.take(), members)
+        for table in family.tables:
+            held += _weights(table, members, optimizer)
+    return ReplicaDemand(
+        groups=layout.replica,
+        weight_bytes=held[2][position],
+        weight_elements=held[1][position],
+        state_elements=held[3][position],
+        touched_rows=touched[0],
+        touched_elements=touched[1],
+        union_rows=union[0][position],
+        union_elements=union[1][position],
+    )
+
+
+def _weights(table: ShardedTable, members: int, optimizer: Optimizer) -> FloatArray:
+    """(Rows, elements, weight bytes, optimizer state elements) that every position holds, [4, members]."""
+    rows = np.diff(table.row_bounds)
+    state = np.zeros(members)
+    for owners, width in zip(table.owners, np.diff(table.col_bounds).tolist(), strict=True):
+        state += np.bincount(owners, weights=rows * state_elements_per_row(optimizer, width), minlength=members)
+    return np.vstack((shards_at_owners(table, rows, members), state))
