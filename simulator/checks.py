@@ -1,0 +1,141 @@
+"""What the parts of a scenario must agree on: every contradiction between them, as sentences."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+
+from foreshard.simulator.layout import Layout, resolve_layout
+from foreshard.simulator.plan_checks import check_plan
+from foreshard.simulator.scenario import ClusterChoice
+from foreshard.simulator.sharding import Plan
+from foreshard.simulator.suggestions import did_you_mean, toml_path
+from foreshard.simulator.workload import Dense, Table
+from foreshard.topologies.cluster import Cluster
+from foreshard.topologies.errors import InputError
+from foreshard.topologies.clusterfile import load_cluster_file
+from foreshard.topologies.presets import load_preset, preset_names
+from foreshard.topologies.units import format_bytes
+
+__all__ = ["MAX_NODES", "MAX_ROWS", "check_dense", "check_tables", "check_together", "resolve_cluster"]
+
+MAX_NODES = 65_536  # half a million GPUs; far past what one machine simulates, and a slip of the finger beyond
+MAX_ROWS = 2**63 - 1  # ids are signed 64-bit integers
+
+
+def resolve_cluster(choice: ClusterChoice, problems: list[str]) -> Cluster | None:
+    """Return the machine of a scenario, or None after adding a sentence for each mistake to `problems`."""
+    if (choice.preset is None) == (choice.file is None):
+        given = "both preset and file are given: keep one" if choice.preset else "give preset or file"
+        problems.append(f"cluster: {given}")
+        return None
+    if choice.nodes > MAX_NODES:
+        problems.append(f"cluster.nodes = {choice.nodes}: expected at most {MAX_NODES}")
+        return None
+    if choice.preset is not None and choice.preset not in preset_names():
+        known = preset_names()
+        hint = did_you_mean(choice.preset, known) or f"; shipped are {', '.join(known)}"
+        problems.append(f'cluster.preset = "{choice.preset}": no such machine{hint}')
+        return None
+    try:
+        if choice.preset is not None:
+            return load_preset(choice.preset, nodes=choice.nodes)
+        return load_cluster_file(choice.file or "", nodes=choice.nodes)
+    except InputError as error:
+        where = f"{error.where}: " if error.where else ""
+        problems.extend(f"cluster: {where}{problem}" for problem in error.problems)
+        return None
+
+
+def check_tables(tables: Sequence[Table]) -> Iterator[str]:
+    """Yield what is wrong with the tables among themselves: names and features used twice, lists that do not fit."""
+    for name, count in Counter(table.name for table in tables).items():
+        if count > 1:
+            yield f"workload.tables: {count} tables are named {name!r}: give each table its own name"
+    yield from _check_features(tables)
+    for table in tables:
+        yield from (f"{toml_path(('workload', 'tables', table.name))}.{problem}" for problem in _check_table(table))
+
+
+def _check_features(tables: Sequence[Table]) -> Iterator[str]:
+    users: dict[str, list[str]] = {}
+    for table in {table.name: table for table in tables}.values():
+        for feature in table.features:
+            users.setdefault(feature, []).append(table.name)
+    for feature, names in users.items():
+        if len(names) > 1:
+            among = " and ".join(repr(name) for name in dict.fromkeys(names))
+            yield f"workload.tables: feature {feature!r} is used {len(names)} times, by {among}: it has one table"
+
+
+def _check_table(table: Table) -> Iterator[str]:
+    if len(table.pooling_factors) != len(table.features):
+        yield (
+            f"pooling_factor has {len(table.pooling_factors)} entries but the table has {len(table.features)} "
+            "features: give one number, or one per feature name"
+        )
+    if table.num_embeddings > MAX_ROWS:
+        yield f"num_embeddings = {table.num_embeddings}: expected at most {MAX_ROWS}, what a 64-bit id can name"
+    if sum(table.access.heavy_hitters) > 1:
+        yield f"access.heavy_hitters sum to {sum(table.access.heavy_hitters):g}: shares of all lookups sum to at most 1"
+    if len(table.access.heavy_hitters) > table.num_embeddings:
+        yield (
+            f"access.heavy_hitters names {len(table.access.heavy_hitters)} rows but the table has "
+            f"{table.num_embeddings}: give at most one share per row"
+        )
+
+
+def check_dense(dense: Dense) -> Iterator[str]:
+    """Yield what is wrong with the dense model."""
+    for index, chain in enumerate(dense.layers):
+        if len(chain) < 2:
+            yield f"workload.dense.layers[{index}] = {list(chain)}: expected at least two widths, inputs and outputs"
+    if dense.forward_flops_per_sample is not None and dense.parameters is None and not dense.layers:
+        yield "workload.dense: forward_flops_per_sample is given without parameters: give both, or layers"
+
+
+def check_together(
+    cluster: Cluster, tables: tuple[Table, ...], layout: Layout | None, plan: Plan | None
+) -> Iterator[str]:
+    """Yield contradictions between a machine and the tables, layout and plan for it (None: could not be read)."""
+    yield from _check_capacity(tables, cluster)
+    if layout is None:
+        return
+    try:
+        groups = resolve_layout(layout, cluster.size)
+    except InputError as error:
+        yield from error.problems
+        return
+    if plan is not None and tables:
+        local = groups.local_group_size(cluster.node_of)
+        read = {table.name: table for table in tables}
+        known = Plan(default=plan.default, tables=tuple(pair for pair in plan.tables if pair[0] in read))
+        yield from _merged(check_plan(known, tuple(read.values()), groups.group_size, local))
+
+
+def _check_capacity(tables: Iterable[Table], cluster: Cluster) -> Iterator[str]:
+    counts = Counter(cluster.gpu_index.tolist())
+    total = sum(cluster.gpus[index].hbm_bytes * count for index, count in counts.items())
+    for table in tables:
+        if table.nbytes > total:
+            yield (
+                f"{toml_path(('workload', 'tables', table.name))} needs {format_bytes(table.nbytes)} but all "
+                f"{cluster.size} GPUs together have {format_bytes(total)}: use more nodes, fewer rows, a smaller "
+                "embedding_dim or a smaller data_type"
+            )
+
+
+_ABOUT_TABLE = re.compile(r"table '(?P<name>.*?)'(?P<default> \(plan\.default\))?: (?P<problem>.*)\Z")
+
+
+def _merged(problems: Iterable[str]) -> Iterator[str]:
+    """One sentence where many tables share one problem, as they do under plan.default or a rule."""
+    groups: dict[tuple[str, str], list[str]] = {}
+    for sentence in problems:
+        match = _ABOUT_TABLE.match(sentence)
+        key = (match["problem"], match["default"] or "") if match else (sentence, "")
+        groups.setdefault(key, []).append(match["name"] if match else "")
+    for (problem, default), names in groups.items():
+        others = f" and {len(names) - 1} more" if len(names) > 1 else ""
+        yield f"table {names[0]!r}{others}{default}: {problem}" if names[0] else problem

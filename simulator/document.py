@@ -1,0 +1,174 @@
+"""Scenario files as plain TOML documents: reading them, changing them by `key=value`, and writing scenarios."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Iterator
+from dataclasses import MISSING, fields, is_dataclass
+from pathlib import Path
+from typing import Any
+
+import tomli_w
+
+from foreshard.simulator.scenario import Scenario
+from foreshard.simulator.suggestions import shown, toml_path
+from foreshard.topologies.errors import InputError
+from foreshard.topologies.output import replaced
+
+__all__ = [
+    "SCHEMA",
+    "Document",
+    "apply_override",
+    "parse_override",
+    "parse_toml",
+    "read_toml",
+    "save_scenario",
+    "to_document",
+    "to_toml",
+]
+
+SCHEMA = 1
+Document = dict[str, Any]
+
+_WORD = re.compile(r"[A-Za-z0-9_.:/*?~@ +-]+\Z")
+
+
+def read_toml(path: Path) -> Document:
+    """Return the document in a TOML file; raises InputError if it is missing, not a file, not UTF-8 or not TOML."""
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise InputError(_unreadable(path, error), where=str(path)) from None
+    try:
+        text = data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        problem = f"not UTF-8 text (byte {data[error.start]:#04x} at offset {error.start}): save the file as UTF-8"
+        raise InputError(problem, where=str(path)) from None
+    return parse_toml(text, where=str(path))
+
+
+def _unreadable(path: Path, error: OSError) -> str:
+    if isinstance(error, FileNotFoundError):
+        return "no such file: give the path of a scenario file or a shipped name (`foreshard presets` lists them)"
+    if path.is_dir():
+        return "is a folder: give the TOML file in it"
+    return f"cannot be read: {error.strerror or error}"
+
+
+def parse_toml(text: str, *, where: str) -> Document:
+    """Return the document in a TOML text; raises InputError with the line and column of what is not TOML."""
+    try:
+        return tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise InputError(f"not valid TOML: {_first_lower(str(error))}", where=where) from None
+    except RecursionError:
+        raise InputError("not valid TOML: lists or tables are nested too deeply", where=where) from None
+    except ValueError as error:  # an integer of more digits than Python converts
+        raise InputError(f"not valid TOML: {_first_lower(str(error))}", where=where) from None
+
+
+def _first_lower(text: str) -> str:
+    return text[:1].lower() + text[1:]
+
+
+def parse_override(assignment: str) -> tuple[tuple[str, ...], Any]:
+    """Return the path and the value of "key.key=value".
+
+    The key is a dotted TOML key, the value a TOML value; a word needs no quotes. Raises InputError.
+    """
+    key, equals, text = assignment.partition("=")
+    if not equals:
+        raise InputError(f"--set {assignment}: no '=' in it: write key=value, as in --set layout.sharding_group_size=8")
+    try:
+        path = _dotted_key(tomllib.loads(f"{key.strip()} = 0"))
+    except (tomllib.TOMLDecodeError, RecursionError):
+        raise InputError(
+            f"--set {assignment}: {shown(key.strip())} is not a dotted key such as cluster.nodes"
+        ) from None
+    return path, _override_value(assignment, text.strip())
+
+
+def _dotted_key(tree: Any) -> tuple[str, ...]:
+    path = []
+    while isinstance(tree, dict):
+        key, tree = next(iter(tree.items()))
+        path.append(key)
+    return tuple(path)
+
+
+def _override_value(assignment: str, text: str) -> Any:
+    try:
+        document = tomllib.loads(f"value = {text}")
+        if list(document) == ["value"]:
+            return document["value"]
+    except (tomllib.TOMLDecodeError, RecursionError, ValueError):
+        pass
+    if _WORD.match(text):
+        return text
+    expected = "a number, a word, or a TOML value such as [1, 2] or { zipf = 1.05 }"
+    raise InputError(f"--set {assignment}: the value {shown(text)} is not readable: expected {expected}")
+
+
+def apply_override(document: Document, path: tuple[str, ...], value: Any) -> None:
+    """Set the value at `path` of a document, making tables on the way; a list of tables is entered by `name`.
+
+    Raises InputError where the path leads through something that is no table.
+    """
+    here: Any = document
+    for depth, key in enumerate(path[:-1]):
+        following = _entry(here, key)
+        if not isinstance(following, dict | list):
+            raise InputError(_no_way(path, depth, following))
+        here = following
+    if not isinstance(here, dict):
+        raise InputError(_no_way(path, len(path) - 2, here))
+    here[path[-1]] = value
+
+
+def _entry(here: Any, key: str) -> Any:
+    if isinstance(here, list):
+        return next((entry for entry in here if isinstance(entry, dict) and entry.get("name") == key), None)
+    return here.setdefault(key, {})
+
+
+def _no_way(path: tuple[str, ...], depth: int, found: Any) -> str:
+    reached, wanted = toml_path(path[: depth + 1]), toml_path(path)
+    if found is None:
+        return f"--set {wanted}: {toml_path(path[:depth])} has no entry named {path[depth]!r}"
+    return f"--set {wanted}: {reached} is {shown(found)}, which has no key {path[depth + 1]!r}"
+
+
+def to_document(scenario: Scenario) -> Document:
+    """Return the scenario as a TOML document of plain values; what equals its default is left out."""
+    document: Document = {"schema": SCHEMA, **_plain(scenario)}
+    if "tables" in document.get("plan", {}):
+        document["plan"]["tables"] = {name: _plain(sharding) for name, sharding in scenario.plan.tables}
+    return document
+
+
+def _plain(value: Any) -> Any:
+    if is_dataclass(value) and not isinstance(value, type):
+        return {name: _plain(item) for name, item in _told(value)}
+    if isinstance(value, tuple):
+        return [_plain(item) for item in value]
+    return value
+
+
+def _told(value: Any) -> Iterator[tuple[str, Any]]:
+    for field in fields(value):
+        item = getattr(value, field.name)
+        default = field.default_factory() if field.default_factory is not MISSING else field.default
+        if item is not None and (default is MISSING or item != default):
+            yield field.name, item
+
+
+def to_toml(scenario: Scenario) -> str:
+    """Return the scenario as the text of a scenario file; reading it gives an equal scenario."""
+    return tomli_w.dumps(to_document(scenario))
+
+
+def save_scenario(scenario: Scenario, path: str | Path) -> None:
+    """Write the scenario file, whole or not at all; raises InputError if the path cannot be written."""
+    with replaced(path) as part:
+        part.write_text(to_toml(scenario), encoding="utf-8")

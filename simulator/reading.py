@@ -1,0 +1,249 @@
+"""Scenarios from files: read, changed by `--set`, validated; every mistake of a file is told at once."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+from foreshard.simulator.checks import check_dense, check_tables, check_together, resolve_cluster
+from foreshard.simulator.document import (
+    SCHEMA,
+    Document,
+    apply_override,
+    parse_override,
+    parse_toml,
+    read_toml,
+    to_document,
+)
+from foreshard.simulator.layout import Layout
+from foreshard.simulator.plan_section import expand_shorthand, read_plan
+from foreshard.simulator.scenario import Assumption, ClusterChoice, Comms, Execution, Scenario
+from foreshard.simulator.sharding import Plan
+from foreshard.simulator.shipped import shipped_names, shipped_text
+from foreshard.simulator.suggestions import did_you_mean, shown, unknown_key
+from foreshard.simulator.tablesets import changed_tables, table_set_document
+from foreshard.simulator.validation import validated
+from foreshard.simulator.workload import Dense, Table, Workload
+from foreshard.topologies.errors import InputError
+
+__all__ = ["read_scenario"]
+
+T = TypeVar("T")
+
+_KEYS = (
+    "schema", "name", "description", "cluster", "workload", "plan", "layout", "comms", "execution", "assumptions",
+)  # fmt: skip
+_TABLES = ("workload", "tables")
+
+
+def read_scenario(source: str | Path | Mapping[str, Any] | Scenario, overrides: Iterable[str] = ()) -> Scenario:
+    """Return the scenario of a file, a shipped name, a document or another scenario, changed by `overrides`.
+
+    Overrides are written "layout.sharding_group_size=8". Raises InputError with every mistake found.
+    """
+    changes = tuple(overrides)
+    opened = _open(source)
+    reading = _Reading(opened)
+    reading.change(changes)
+    scenario = reading.scenario()
+    if scenario is None:
+        raise InputError(reading.problems, where=" ".join([opened.where, *(f"--set {change}" for change in changes)]))
+    return scenario
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Opened:
+    """A document, what to call it in messages, the scenario's default name and the folder of its relative paths."""
+
+    document: Document
+    where: str
+    name: str = "custom"
+    folder: Path = Path()
+
+
+def _open(source: str | Path | Mapping[str, Any] | Scenario) -> _Opened:
+    if isinstance(source, Scenario):
+        return _Opened(document=to_document(source), where=f"scenario {source.name!r}")
+    if isinstance(source, Mapping):
+        return _Opened(document=copy.deepcopy(dict(source)), where="scenario")
+    known = shipped_names("scenarios")
+    if source in known:
+        document = parse_toml(shipped_text("scenarios", str(source)), where=str(source))
+        return _Opened(document=document, where=str(source), name=str(source))
+    path = Path(source)
+    if path.suffix != ".toml" and str(path.name) == str(source) and not path.exists():
+        hint = did_you_mean(path.name, known)
+        raise InputError(f"no scenario {path.name!r}{hint}; shipped are {', '.join(known)}; or give a .toml file")
+    return _Opened(document=read_toml(path), where=str(source), name=path.stem, folder=path.parent)
+
+
+class _Reading:
+    """One document on its way to a scenario; `problems` collects a sentence for each mistake."""
+
+    def __init__(self, opened: _Opened) -> None:
+        self.document = opened.document
+        self.folder = opened.folder
+        self.name = opened.name
+        self.problems: list[str] = []
+        self.notes: list[Assumption] = []
+        self.tables: tuple[Table, ...] = ()
+        self.table_names: list[str] | None = None
+
+    # Changing the document
+
+    def change(self, overrides: Iterable[str]) -> None:
+        """Apply the overrides, those first that choose a table set, as others may reach into its tables."""
+        changes = list(self._parsed(overrides))
+        for path, value in sorted(changes, key=lambda change: change[0] != _TABLES):
+            if path != _TABLES:
+                self._expand()
+            self._apply(path, value)
+        self._expand()
+
+    def _parsed(self, overrides: Iterable[str]) -> Iterator[tuple[tuple[str, ...], Any]]:
+        for assignment in overrides:
+            try:
+                yield parse_override(assignment)
+            except InputError as error:
+                self.problems.extend(error.problems)
+
+    def _apply(self, path: tuple[str, ...], value: Any) -> None:
+        try:
+            apply_override(self.document, path, value)
+        except InputError as error:
+            self.problems.extend(error.problems)
+            return
+        if path == _TABLES:  # what the file says of its own tables is not meant for these
+            for key in ("name", "all_tables"):
+                self.document["workload"].pop(key, None)
+        machines: dict[tuple[str, ...], str] = {("cluster", "preset"): "file", ("cluster", "file"): "preset"}
+        replaced = machines.get(path)
+        if replaced is not None:  # a machine chosen by --set takes the place of the file's
+            self.document["cluster"].pop(replaced, None)
+
+    def _expand(self) -> None:
+        """Write out what a user may abbreviate: a sharding given as a word, a table set given by its name."""
+        expand_shorthand(self.document.get("plan"))
+        workload = self.document.get("workload")
+        if not isinstance(workload, dict) or not isinstance(workload.get("tables"), str):
+            return
+        try:
+            chosen = table_set_document(workload["tables"], self.folder)
+        except InputError as error:
+            self.problems.extend(f"workload.tables: {problem}" for problem in error.problems)
+            workload["tables"] = None
+            return
+        workload.setdefault("name", chosen["name"])
+        workload["tables"] = chosen["tables"]
+        self.notes += self._assumptions(chosen["assumptions"])
+
+    def _assumptions(self, entries: Any) -> list[Assumption]:
+        if not isinstance(entries, list):
+            self.problems.append(f"assumptions = {shown(entries)}: expected a list, each written under [[assumptions]]")
+            return []
+        read = [validated(Assumption, entry, ("assumptions", i), self.problems) for i, entry in enumerate(entries)]
+        return [assumption for assumption in read if assumption is not None]
+
+    # Reading its sections
+
+    def scenario(self) -> Scenario | None:
+        """Return the scenario, or None if anything is wrong."""
+        self._check_head()
+        cluster, layout = self._cluster(), self._layout()
+        workload = self._workload()
+        plan = read_plan(self.document.get("plan", {}), self.tables, self.table_names, self.problems, self.notes)
+        comms, execution = self._section(Comms, "comms"), self._section(Execution, "execution")
+        self._check_machine(cluster, layout, plan)
+        own = self._assumptions(self.document.get("assumptions", []))
+        if self.problems or not (cluster and workload and plan and layout and comms and execution):
+            return None
+        return Scenario(
+            cluster=cluster,
+            workload=workload,
+            plan=plan,
+            layout=layout,
+            comms=comms,
+            execution=execution,
+            name=self.document.get("name", self.name),
+            description=self.document.get("description", ""),
+            assumptions=(*own, *self.notes),
+        )
+
+    def _check_machine(self, cluster: ClusterChoice | None, layout: Layout | None, plan: Plan | None) -> None:
+        machine = resolve_cluster(cluster, self.problems) if cluster else None
+        if machine is not None:
+            self.problems += check_together(machine, self.tables, layout, plan)
+
+    def _check_head(self) -> None:
+        if "schema" not in self.document:
+            self.problems.append(f"schema is missing: begin the file with schema = {SCHEMA}")
+        elif self.document["schema"] is True or self.document["schema"] != SCHEMA:
+            given = self.document["schema"]
+            newer = ": it was written for a newer foreshard, update yours" if _is_newer(given) else ""
+            self.problems.append(f"schema = {shown(given)}: expected {SCHEMA}{newer}")
+        self.problems += (unknown_key((key,), _KEYS) for key in self.document if key not in _KEYS)
+        for key in ("name", "description"):
+            if not isinstance(self.document.get(key, ""), str):
+                self.problems.append(f"{key} = {shown(self.document[key])}: expected text in quotes")
+
+    def _section(self, cls: type[T], key: str) -> T | None:
+        return validated(cls, self.document.get(key, {}), (key,), self.problems)
+
+    def _cluster(self) -> ClusterChoice | None:
+        if "cluster" not in self.document:
+            self.problems.append('cluster is missing: give [cluster] with preset = "p5.48xlarge" or file, and nodes')
+            return None
+        choice = self._section(ClusterChoice, "cluster")
+        if choice is None or choice.file is None:
+            return choice
+        return replace(choice, file=str((self.folder / choice.file).resolve()))
+
+    def _layout(self) -> Layout | None:
+        section = self.document.get("layout", {})
+        if isinstance(section, dict) and section.get("sharding_group_size") == "world":
+            section = {key: value for key, value in section.items() if key != "sharding_group_size"}
+        problems: list[str] = []
+        layout = validated(Layout, section, ("layout",), problems)
+        size = "layout.sharding_group_size ="
+        self.problems += (f'{text}, or "world"' if text.startswith(size) else text for text in problems)
+        return layout
+
+    def _workload(self) -> Workload | None:
+        section = self.document.get("workload")
+        if section is None:
+            self.problems.append("workload is missing: give [workload] with batch_size and tables")
+            return None
+        if not isinstance(section, dict):
+            return validated(Workload, section, ("workload",), self.problems)
+        self._read_tables(section)
+        dense = validated(Dense, section.get("dense", {}), ("workload", "dense"), self.problems)
+        self.problems += check_dense(dense) if dense else ()
+        rest = {key: value for key, value in section.items() if key not in ("tables", "dense", "all_tables")}
+        workload = validated(Workload, {**rest, "tables": []}, ("workload",), self.problems)
+        return replace(workload, tables=self.tables, dense=dense) if workload and dense else None
+
+    def _read_tables(self, section: Document) -> None:
+        """Read what can be read of [[workload.tables]] into `tables`, and the names of all into `table_names`."""
+        entries = section.get("tables", "missing")
+        if entries is None:  # an unknown table set, told already
+            return
+        if not isinstance(entries, list) or not entries:
+            given = f"= {shown(entries)}" if isinstance(entries, list) else "is missing"
+            self.problems.append(f'workload.tables {given}: give a set such as "mlperf-dcnv2", or [[workload.tables]]')
+            return
+        entries = changed_tables(entries, section.get("all_tables", {}), self.problems)
+        names = [entry.get("name") if isinstance(entry, dict) else None for entry in entries]
+        self.table_names = [name for name in names if isinstance(name, str)]
+        keys = [name if isinstance(name, str) and name else i for i, name in enumerate(names)]
+        read = [
+            validated(Table, e, ("workload", "tables", k), self.problems) for k, e in zip(keys, entries, strict=True)
+        ]
+        self.tables = tuple(table for table in read if table is not None)
+        self.problems += check_tables(self.tables)
+
+
+def _is_newer(schema: object) -> bool:
+    return isinstance(schema, int) and schema > SCHEMA
