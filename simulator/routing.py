@@ -179,4 +179,4 @@ def lengths_sent(one: Route, batch: JaggedBatch) -> NDArray[np.int32]:
     lane = np.repeat(np.arange(len(lanes.owner)), one.counts[lanes.owner, lanes.slot])
     bag = lane * batch.samples + sample[one.send]
     counts = np.bincount(bag, minlength=len(lanes.owner) * batch.samples)
-    return counts.reshape(-1, batch.samples).astype(np.int32)
+    return counts.reshape(len(lanes.owner), batch.samples).astype(np.int32)
