@@ -1,8 +1,8 @@
 """Where shards go that the plan leaves open: the costliest first, each on the rank or node with the least load.
 
 The load of a rank has two parts, each a share of the whole group's: bytes of weights, and bytes of row reads and
-pooled vectors per sample. A shard goes where the larger of the two comes out smallest, then where their sum does,
-then to the lowest rank; so a plan depends on nothing but the tables.
+pooled vectors per sample. A shard goes where the sum of all squared loads grows least, which evens out both parts
+wherever both can be; among equals to the lowest rank. So a plan depends on nothing but the tables.
 """
 
 from __future__ import annotations
@@ -78,13 +78,13 @@ class Balance:
                 return np.array([[self._one_rank(costs[0], slice(0, len(self.load)))]])
 
     def _one_rank(self, cost: FloatArray, among: slice) -> int:
-        rank = int(among.start) + _least(self.load[among] + cost)
+        rank = int(among.start) + _least(self.load[among], cost)
         self.load[rank] += cost
         return rank
 
     def _least_node(self, cost: FloatArray) -> slice:
         nodes = self.load.reshape(-1, self.local, 2).sum(axis=1)
-        first = _least(nodes + cost) * self.local
+        first = _least(nodes, cost) * self.local
         return slice(first, first + self.local)
 
     def _whole_node(self, cost: FloatArray) -> IntArray:
@@ -99,8 +99,6 @@ def _units(sharded: ShardedTable) -> list[slice]:
     return [slice(column, column + 1) for column in range(sharded.col_parts)]
 
 
-def _least(load: FloatArray) -> int:
-    """Index of the least load [candidates, 2]: by the larger part, then by the sum, then the first."""
-    larger = load.max(axis=1)
-    best = np.flatnonzero(larger == larger.min())
-    return int(best[np.argmin(load[best].sum(axis=1))])
+def _least(load: FloatArray, cost: FloatArray) -> int:
+    """Candidate of `load` [candidates, 2] whose square grows least when `cost` is added."""
+    return int(np.argmin(load @ cost))

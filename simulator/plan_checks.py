@@ -51,16 +51,17 @@ def _did_you_mean(name: str, known: list[str]) -> str:
 
 
 def _check_table(table: Table, how: TableSharding, group_size: int, local: int) -> Iterator[str]:
-    yield from _check_options(table, how)
+    yield from _check_options(how)
+    yield from _check_columns(table, how, local)
     if how.sharding in _NODE_KINDS:
         yield from _check_node(how, group_size, local)
     if how.ranks is not None:
         yield from _check_ranks(how, group_size, local)
-    if how.row_splits is not None:
+    if how.row_splits is not None and how.sharding in _ROW_KINDS:
         yield from _check_row_splits(table, how, group_size, local)
 
 
-def _check_options(table: Table, how: TableSharding) -> Iterator[str]:
+def _check_options(how: TableSharding) -> Iterator[str]:
     kind = how.sharding
     if how.owner == "hash" and kind not in _ROW_KINDS:
         yield f'{kind} has no row shards, so owner = "hash" means nothing: use row_wise or drop owner'
@@ -70,8 +71,15 @@ def _check_options(table: Table, how: TableSharding) -> Iterator[str]:
         yield 'row_splits are ranges of rows and contradict owner = "hash": keep one of the two'
     if how.column_shards is not None and kind not in _COLUMN_KINDS:
         yield f"{kind} has no column shards, so column_shards means nothing: use column_wise or drop column_shards"
-    elif how.column_shards is not None and how.column_shards > table.embedding_dim:
-        yield f"column_shards = {how.column_shards} are more than its {table.embedding_dim} columns: use fewer"
+
+
+def _check_columns(table: Table, how: TableSharding, local: int) -> Iterator[str]:
+    if how.sharding not in _COLUMN_KINDS:
+        return
+    ranks_each = local if how.sharding == "grid_shard" else 1
+    shards = how.column_shards or (len(how.ranks) // ranks_each if how.ranks else 1)
+    if shards > table.embedding_dim:
+        yield f"{shards} column shards are more than its {table.embedding_dim} columns: use fewer"
 
 
 def _check_node(how: TableSharding, group_size: int, local: int) -> Iterator[str]:
