@@ -99,7 +99,7 @@ class _PopularityRanges:
     bounds: IntArray
 
     def mass(self) -> FloatArray:
-        return np.diff(self.distribution.law.mass_before(self.bounds))
+        return _whole(np.diff(self.distribution.law.mass_before(self.bounds)))
 
     def distinct(self, draws: float, streams: int = 1) -> FloatArray:
         return self.distribution.law.range_totals(partial(self.distribution._distinct, draws, streams), self.bounds)
@@ -115,7 +115,7 @@ class _ScatteredParts:
 
     def mass(self) -> FloatArray:
         law = self.distribution.law
-        return self._spread(law.head, law.tail_mass)
+        return _whole(self._spread(law.head, law.tail_mass))
 
     def distinct(self, draws: float, streams: int = 1) -> FloatArray:
         value = partial(self.distribution._distinct, draws, streams)
@@ -124,6 +124,11 @@ class _ScatteredParts:
 
     def _spread(self, head: FloatArray, tail: float) -> FloatArray:
         return np.bincount(self.part, weights=head, minlength=len(self.tail_share)) + tail * self.tail_share
+
+
+def _whole(shares: FloatArray) -> FloatArray:
+    """Shares that sum to one to the last digit, so that a part holding everything gets every id."""
+    return np.asarray(shares / shares.sum())
 
 
 RowParts = _PopularityRanges | _ScatteredParts

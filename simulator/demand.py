@@ -57,6 +57,12 @@ class FamilyDemand:
     output: tuple[Collective, ...]
     local: LocalDemand
 
+    @property
+    def imbalance(self) -> float:
+        """Lookups of the busiest rank over the mean of all ranks; 1 is perfect balance."""
+        mean = float(self.local.lookups.mean())
+        return float(self.local.lookups.max()) / mean if mean > 0 else 1.0
+
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class ReplicaDemand:
