@@ -12,7 +12,8 @@ from foreshard.simulator.placement import resolve_plan
 from foreshard.simulator.sharding import Plan, ShardedTable, TableSharding
 from foreshard.simulator.workload import Table
 
-KINDS = ("table_wise", "column_wise", "row_wise", "table_column_wise", "table_row_wise", "grid_shard")
+ANYWHERE = ("table_wise", "column_wise", "row_wise")
+KINDS = (*ANYWHERE, "table_column_wise", "table_row_wise", "grid_shard")
 
 
 @dataclass(frozen=True)
@@ -56,9 +57,10 @@ def _batch(rng, tables, samples):
 
 @st.composite
 def _jobs(draw, kinds=KINDS, pooling=("sum", "mean", "none")):
-    members = draw(st.sampled_from([1, 2, 3, 4, 6, 8]))
-    local = draw(st.sampled_from([size for size in (1, 2, 3, 4, 8) if members % size == 0]))
-    allowed = [kind for kind in kinds if local >= 2 or kind in ("table_wise", "column_wise", "row_wise")]
+    least = 1 if set(kinds) & set(ANYWHERE) else 2  # kinds that need several ranks of the group on a node
+    members = draw(st.sampled_from([size for size in (1, 2, 3, 4, 6, 8) if size >= least]))
+    local = draw(st.sampled_from([size for size in (1, 2, 3, 4, 8) if size >= least and members % size == 0]))
+    allowed = [kind for kind in kinds if local >= 2 or kind in ANYWHERE]
     tables, plan = [], []
     for index in range(draw(st.integers(1, 4))):
         rows, dim = draw(st.integers(1, 40)), draw(st.integers(1, 9))
