@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import pytest
 
-from foreshard.simulator.memory import predict_memory
-from foreshard.simulator.prediction import Prediction
+from foreshard.simulator.expectation import expected_demand
+from foreshard.simulator.layout import resolve_layout
+from foreshard.simulator.memory import Memory, predict_memory
+from foreshard.simulator.placement import resolve_plan
 from foreshard.simulator.scenario import ClusterChoice, Execution, Scenario
 from foreshard.simulator.sharding import Plan, TableSharding
 from foreshard.simulator.workload import Dense, Table, Workload
@@ -64,19 +66,23 @@ def scenario(tables: int, pooling: int, pipeline: str, over_arch: tuple[int, ...
     )
 
 
+def memory(what: Scenario) -> Memory:
+    cluster, layout = two_gpus(), resolve_layout(what.layout, 2)
+    sharded = resolve_plan(what.plan, what.workload.tables, 2, 2)
+    demand = expected_demand(what.workload, sharded, layout, cluster.node_of, what.execution.optimizer)
+    return predict_memory(what, cluster, layout, sharded, demand)
+
+
 @pytest.mark.parametrize("name", RUNS)
 def test_prediction_lies_between_allocated_and_reserved(name: str) -> None:
     """Without the runtime's reserve, which PyTorch does not count: allocated <= predicted <= reserved."""
-    tables, pooling, pipeline, over_arch, allocated, reserved = RUNS[name]
-    what = scenario(tables, pooling, pipeline, over_arch)
-    told = Prediction(what, two_gpus())
-    found = predict_memory(what, told.cluster, told.layout, told.sharded, told.demand)
+    *run, allocated, reserved = RUNS[name]
+    found = memory(scenario(*run))
     peak = float((found.per_rank_bytes - found.items["runtime_reserve"]).max())
     assert allocated * GB <= peak <= reserved * GB
 
 
 def test_the_reserve_of_two_ranks_is_what_was_used_beyond_pytorch() -> None:
     """18.32 used less 17.32 reserved and 71.73 less 70.68: 1,000 to 1,050 MiB of context, kernels and NCCL."""
-    told = Prediction(scenario(40, 10, "base", (16, 16)), two_gpus())
-    found = predict_memory(told.scenario, told.cluster, told.layout, told.sharded, told.demand)
+    found = memory(scenario(40, 10, "base", (16, 16)))
     assert found.items["runtime_reserve"] / 2**20 == pytest.approx([1025, 1025], rel=0.03)
