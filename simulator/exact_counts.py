@@ -12,7 +12,7 @@ from foreshard.simulator.batches import JaggedBatch
 from foreshard.simulator.dedup import deduplicate, distinct_ids
 from foreshard.simulator.layout import ResolvedLayout
 from foreshard.simulator.routing import Slot, count_requests, slots_of
-from foreshard.simulator.rows import part_finder
+from foreshard.simulator.rows import part_finder, parts_with_rows
 from foreshard.simulator.sharding import ShardedTable
 from foreshard.simulator.workload import BYTES_PER_ELEMENT
 
@@ -72,7 +72,7 @@ def _lanes(slots: Sequence[Slot], members: int, *, empty: bool) -> FloatArray:
     held = np.zeros((members, len(slots)))
     for index, slot in enumerate(slots):
         owners = slot.table.owners[slot.column]
-        held[owners if empty else owners[np.diff(slot.table.row_bounds) > 0], index] = 1.0
+        held[owners if empty else owners[parts_with_rows(slot.table)], index] = 1.0
     return held
 
 
@@ -128,5 +128,5 @@ def shards_at_owners(sharded: ShardedTable, rows: NDArray[np.int64], members: in
 
 def shards_held(sharded: ShardedTable, members: int) -> FloatArray:
     """Shards with rows at every position, [members]."""
-    rows = (np.diff(sharded.row_bounds) > 0).astype(np.float64)
+    rows = parts_with_rows(sharded).astype(np.float64)
     return np.sum([np.bincount(owners, weights=rows, minlength=members) for owners in sharded.owners], axis=0)

@@ -12,7 +12,7 @@ from foreshard.simulator.hashing import hash_part
 from foreshard.simulator.permute import starts_of
 from foreshard.simulator.sharding import ShardedTable
 
-__all__ = ["PartFinder", "global_rows", "hashed_rows", "local_rows", "part_finder", "part_rows"]
+__all__ = ["PartFinder", "global_rows", "hashed_rows", "local_rows", "part_finder", "part_rows", "parts_with_rows"]
 
 IntArray = NDArray[np.int64]
 PartFinder = Callable[[IntArray], IntArray]
@@ -89,6 +89,13 @@ def part_rows(sharded: ShardedTable) -> IntArray:
     if sharded.owner == "range" or sharded.row_parts == 1:
         return np.diff(sharded.row_bounds)
     return np.bincount(_hash_parts(sharded), minlength=sharded.row_parts)
+
+
+def parts_with_rows(sharded: ShardedTable) -> NDArray[np.bool_]:
+    """Which row parts hold any row, [row parts]; a hash leaves a part empty in tiny tables only."""
+    if sharded.owner == "hash" and sharded.table.num_embeddings > 64 * sharded.row_parts:  # empty with chance e^-64
+        return np.ones(sharded.row_parts, dtype=bool)
+    return part_rows(sharded) > 0
 
 
 def global_rows(sharded: ShardedTable, part: int) -> IntArray:
