@@ -72,7 +72,7 @@ def _output(family: Family, layout: ResolvedLayout, node_of: IntArray) -> tuple[
 
 def _reduce_over_group(family: Family, layout: ResolvedLayout) -> Collective:
     """Partial pools of the whole group's batch, [ranks x batch, sum of dims], summed and scattered to batch owners."""
-    columns = sum(len(item.table.features) * item.table.embedding_dim for item in family.members)
+    columns = sum(item.table.vectors_per_sample * item.table.embedding_dim for item in family.members)
     elements = float(family.tally.batch.ranks * family.tally.batch.size * columns)
     return Collective(kind="reduce_scatter", groups=layout.sharding, nbytes=(elements,))
 
@@ -96,9 +96,9 @@ def _reduce_over_nodes(family: Family, layout: ResolvedLayout, node_of: IntArray
 
 
 def _columns_of_nodes(family: Family, nodes: int, local: int) -> FloatArray:
-    """Pooled columns, over all features, of the tables and column slices that each node holds, [nodes]."""
+    """Pooled columns per sample, over all features, of the tables and column slices that each node holds, [nodes]."""
     columns = np.zeros(nodes)
     for item in family.members:
-        widths = np.diff(item.col_bounds) * len(item.table.features)
+        widths = np.diff(item.col_bounds) * item.table.vectors_per_sample
         np.add.at(columns, item.owners[:, 0] // local, widths)
     return columns

@@ -50,7 +50,9 @@ def expected_demand(
         data_parallel=_data_parallel(replicated, workload.batch_size, layout.world_size),
         data_parallel_elements=float(sum(table.num_embeddings * table.embedding_dim for table in replicated)),
         batch_ids=np.full(layout.world_size, workload.batch_size * sum(table.ids_per_sample for table in tables)),
-        batch_lengths=np.full(layout.world_size, float(workload.batch_size * sum(len(t.features) for t in tables))),
+        batch_lengths=np.full(
+            layout.world_size, workload.batch_size * sum(table.poolings_per_sample for table in tables)
+        ),
         replica=_replica([tally for _, tally in families], layout),
     )
 

@@ -106,8 +106,8 @@ class Tally:
         batch, element = self.batch, BYTES_PER_ELEMENT[table.data_type]
         ids = batch.size * table.ids_per_sample * parts.mass
         lookups = batch.ranks * ids
-        features = len(table.features)
-        pooled = batch.size * features * columns * parts.held
+        lengths = batch.size * table.poolings_per_sample
+        pooled = lengths * columns * parts.held
         vectors = batch.ranks * (ids * columns if table.pooling == "none" else pooled)
         values = {
             "lookups": lookups,
@@ -118,7 +118,7 @@ class Tally:
             "distinct_bytes": parts.distinct * columns * element,
             "tables": parts.held,
             "ids": ids,
-            "lengths": np.full(len(ids), float(batch.size * features)),
+            "lengths": np.full(len(ids), lengths),
             "vectors": vectors,
             "union_rows": parts.union,
             "union_elements": parts.union * columns,

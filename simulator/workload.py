@@ -37,7 +37,9 @@ class Table:
     """One embedding table [num_embeddings, embedding_dim] and the features that look rows up in it.
 
     `pooling_factor` is the mean number of ids per sample: of each feature if one number, feature by feature if many.
-    `pooling` "none" is a sequence table: every id's vector is returned.
+    `pooling` "none" is a sequence table: every id's vector is returned. `num_poolings` is the mean number of poolings
+    (bags of `pooling_factor` ids) per sample and feature: 1, unless a feature comes more rarely or more often than
+    samples do (variable batch per feature, TorchRec's num_poolings).
     """
 
     name: Annotated[str, MinLen(1)]
@@ -48,6 +50,7 @@ class Table:
     data_type: DataType = "fp32"
     feature_names: tuple[str, ...] = ()
     access: Access = field(default_factory=Access)
+    num_poolings: Annotated[float, Gt(0)] = 1.0
 
     @property
     def features(self) -> tuple[str, ...]:
@@ -58,8 +61,13 @@ class Table:
     def pooling_factors(self) -> tuple[float, ...]:
         """Mean ids per sample of each feature, in the order of `features`."""
         if isinstance(self.pooling_factor, tuple):
-            return self.pooling_factor
-        return (self.pooling_factor,) * len(self.features)
+            return tuple(pooling * self.num_poolings for pooling in self.pooling_factor)
+        return (self.pooling_factor * self.num_poolings,) * len(self.features)
+
+    @property
+    def poolings_per_sample(self) -> float:
+        """Bags of ids, and so lengths, that one sample has in this table, over all its features."""
+        return len(self.features) * self.num_poolings
 
     @property
     def ids_per_sample(self) -> float:
@@ -68,8 +76,8 @@ class Table:
 
     @property
     def vectors_per_sample(self) -> float:
-        """Vectors that one sample gets back: one a feature when pooled, one an id in a sequence table."""
-        return self.ids_per_sample if self.pooling == "none" else float(len(self.features))
+        """Vectors that one sample gets back: one a bag when pooled, one an id in a sequence table."""
+        return self.ids_per_sample if self.pooling == "none" else self.poolings_per_sample
 
     @property
     def row_bytes(self) -> int:

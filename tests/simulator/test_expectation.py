@@ -261,6 +261,16 @@ def test_a_sequence_table_returns_one_vector_for_every_id():
     assert family.output[0].traffic_of(0).to_matrix().sum() == pytest.approx(2 * 10 * 7 * 4)
 
 
+def test_a_feature_that_comes_once_in_four_samples_sends_a_quarter_of_the_lengths_and_vectors():
+    demand, _, _ = demand_of(
+        (table(dim=4, pooling_factor=6, num_poolings=0.25),), planned("table_wise", ranks=(0,)), world=2, batch=8
+    )
+    (family,) = demand.families
+    assert family.ids.traffic_of(0).to_matrix() == pytest.approx(np.array([[12, 0], [12, 0]]))
+    assert family.lengths.traffic_of(0).to_matrix() == pytest.approx(np.array([[2, 0], [2, 0]]))
+    assert family.output[0].traffic_of(0).to_matrix() == pytest.approx(np.array([[8, 8], [0, 0]]))
+
+
 def test_empty_row_shards_are_neither_read_nor_written_but_still_told_lengths():
     demand, _, _ = demand_of((table(rows=3, dim=4),), planned("row_wise"), world=8, batch=10)
     local = demand.families[0].local
