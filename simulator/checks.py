@@ -18,10 +18,9 @@ from foreshard.topologies.clusterfile import load_cluster_file
 from foreshard.topologies.presets import load_preset, preset_names
 from foreshard.topologies.units import format_bytes
 
-__all__ = ["MAX_NODES", "MAX_ROWS", "check_dense", "check_tables", "check_together", "resolve_cluster"]
+__all__ = ["MAX_NODES", "check_dense", "check_tables", "check_together", "resolve_cluster"]
 
 MAX_NODES = 65_536  # half a million GPUs; far past what one machine simulates, and a slip of the finger beyond
-MAX_ROWS = 2**63 - 1  # ids are signed 64-bit integers
 
 
 def resolve_cluster(choice: ClusterChoice, problems: list[str]) -> Cluster | None:
@@ -75,8 +74,6 @@ def _check_table(table: Table) -> Iterator[str]:
             f"pooling_factor has {len(table.pooling_factors)} entries but the table has {len(table.features)} "
             "features: give one number, or one per feature name"
         )
-    if table.num_embeddings > MAX_ROWS:
-        yield f"num_embeddings = {table.num_embeddings}: expected at most {MAX_ROWS}, what a 64-bit id can name"
     if sum(table.access.heavy_hitters) > 1:
         yield f"access.heavy_hitters sum to {sum(table.access.heavy_hitters):g}: shares of all lookups sum to at most 1"
     if len(table.access.heavy_hitters) > table.num_embeddings:

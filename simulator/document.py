@@ -77,16 +77,16 @@ def parse_override(assignment: str) -> tuple[tuple[str, ...], Any]:
 
     The key is a dotted TOML key, the value a TOML value; a word needs no quotes. Raises InputError.
     """
-    key, equals, text = assignment.partition("=")
-    if not equals:
-        raise InputError(f"--set {assignment}: no '=' in it: write key=value, as in --set layout.sharding_group_size=8")
-    try:
-        path = _dotted_key(tomllib.loads(f"{key.strip()} = 0"))
-    except (tomllib.TOMLDecodeError, RecursionError):
-        raise InputError(
-            f"--set {assignment}: {shown(key.strip())} is not a dotted key such as cluster.nodes"
-        ) from None
-    return path, _override_value(assignment, text.strip())
+    if "=" not in assignment:
+        raise InputError(f"{shown(assignment)} has no '=' in it: write key=value, as in layout.sharding_group_size=8")
+    for equals in re.finditer("=", assignment):  # a quoted key may hold one too
+        key, text = assignment[: equals.start()].strip(), assignment[equals.end() :].strip()
+        try:
+            path = _dotted_key(tomllib.loads(f"{key} = 0"))
+        except (tomllib.TOMLDecodeError, RecursionError):
+            continue
+        return path, _override_value(path, text)
+    raise InputError(f"{shown(assignment.partition('=')[0].strip())} is not a dotted key such as cluster.nodes")
 
 
 def _dotted_key(tree: Any) -> tuple[str, ...]:
@@ -97,7 +97,7 @@ def _dotted_key(tree: Any) -> tuple[str, ...]:
     return tuple(path)
 
 
-def _override_value(assignment: str, text: str) -> Any:
+def _override_value(path: tuple[str, ...], text: str) -> Any:
     try:
         document = tomllib.loads(f"value = {text}")
         if list(document) == ["value"]:
@@ -107,7 +107,7 @@ def _override_value(assignment: str, text: str) -> Any:
     if _WORD.match(text):
         return text
     expected = "a number, a word, or a TOML value such as [1, 2] or { zipf = 1.05 }"
-    raise InputError(f"--set {assignment}: the value {shown(text)} is not readable: expected {expected}")
+    raise InputError(f"{toml_path(path)}: the value {shown(text)} is not readable: expected {expected}")
 
 
 def apply_override(document: Document, path: tuple[str, ...], value: Any) -> None:
@@ -135,8 +135,8 @@ def _entry(here: Any, key: str) -> Any:
 def _no_way(path: tuple[str, ...], depth: int, found: Any) -> str:
     reached, wanted = toml_path(path[: depth + 1]), toml_path(path)
     if found is None:
-        return f"--set {wanted}: {toml_path(path[:depth])} has no entry named {path[depth]!r}"
-    return f"--set {wanted}: {reached} is {shown(found)}, which has no key {path[depth + 1]!r}"
+        return f"{wanted}: {toml_path(path[:depth])} has no entry named {path[depth]!r}"
+    return f"{wanted}: {reached} is {shown(found)}, which has no key {path[depth + 1]!r}"
 
 
 def to_document(scenario: Scenario) -> Document:

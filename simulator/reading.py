@@ -91,12 +91,14 @@ class _Reading:
         self.notes: list[Assumption] = []
         self.tables: tuple[Table, ...] = ()
         self.table_names: list[str] | None = None
+        self.settled: list[tuple[str, ...]] = []  # what overrides say is not assumed any more
 
     # Changing the document
 
     def change(self, overrides: Iterable[str]) -> None:
         """Apply the overrides, those first that choose a table set, as others may reach into its tables."""
         changes = list(self._parsed(overrides))
+        self.settled = [path for path, _ in changes]
         for path, value in sorted(changes, key=lambda change: change[0] != _TABLES):
             if path != _TABLES:
                 self._expand()
@@ -138,7 +140,8 @@ class _Reading:
             return
         workload.setdefault("name", chosen["name"])
         workload["tables"] = chosen["tables"]
-        self.notes += self._assumptions(chosen["assumptions"])
+        chosen_by = [path for path in self.settled if path != _TABLES]
+        self.notes += _unsettled(self._assumptions(chosen["assumptions"]), chosen_by)
 
     def _assumptions(self, entries: Any) -> list[Assumption]:
         if not isinstance(entries, list):
@@ -157,7 +160,8 @@ class _Reading:
         plan = read_plan(self.document.get("plan", {}), self.tables, self.table_names, self.problems, self.notes)
         comms, execution = self._section(Comms, "comms"), self._section(Execution, "execution")
         self._check_machine(cluster, layout, plan)
-        own = self._assumptions(self.document.get("assumptions", []))
+        settled = [*self.settled, ("workload", "all_tables")] if _TABLES in self.settled else self.settled
+        own = _unsettled(self._assumptions(self.document.get("assumptions", [])), settled)
         if self.problems or not (cluster and workload and plan and layout and comms and execution):
             return None
         return Scenario(
@@ -236,7 +240,8 @@ class _Reading:
             return
         entries = changed_tables(entries, section.get("all_tables", {}), self.problems)
         names = [entry.get("name") if isinstance(entry, dict) else None for entry in entries]
-        self.table_names = [name for name in names if isinstance(name, str)]
+        if all(isinstance(name, str) for name in names):
+            self.table_names = list(dict.fromkeys(str(name) for name in names))
         keys = [name if isinstance(name, str) and name else i for i, name in enumerate(names)]
         read = [
             validated(Table, e, ("workload", "tables", k), self.problems) for k, e in zip(keys, entries, strict=True)
@@ -247,3 +252,10 @@ class _Reading:
 
 def _is_newer(schema: object) -> bool:
     return isinstance(schema, int) and schema > SCHEMA
+
+
+def _unsettled(assumptions: list[Assumption], settled: list[tuple[str, ...]]) -> list[Assumption]:
+    """The assumptions but those about keys that an override sets; an assumption is named by the key it is about."""
+    about = [(assumption, f"{assumption.name}.") for assumption in assumptions]
+    paths = [f"{'.'.join(path)}." for path in settled]
+    return [a for a, name in about if not any(name.startswith(path) or path.startswith(name) for path in paths)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path as FilePath
@@ -97,7 +98,9 @@ _SHAPES: tuple[tuple[str, type[Any], str], ...] = (
 
 def _completed(document: Document, name: str) -> Document:
     defaults = document.get("defaults", {})
-    tables = [{**defaults, **entry} if isinstance(entry, dict) else entry for entry in document["tables"]]
+    tables = [
+        {**copy.deepcopy(defaults), **entry} if isinstance(entry, dict) else entry for entry in document["tables"]
+    ]
     texts = {key: document.get(key, "") for key in ("description", "source")}
     return {
         "name": document.get("name", name),

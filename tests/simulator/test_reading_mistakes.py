@@ -1,0 +1,399 @@
+"""Bad scenarios: each mistake is one clear sentence, all mistakes of a file come at once, none ends in a traceback."""
+
+# ruff: noqa: E501  a message stays on one line
+
+from __future__ import annotations
+
+import copy
+import math
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tomli_w
+
+from foreshard.simulator.reading import read_scenario
+from foreshard.topologies.errors import InputError
+from foreshard.topologies.presets import preset_text
+
+GOOD: dict[str, Any] = {
+    "schema": 1,
+    "cluster": {"preset": "p5.48xlarge", "nodes": 2},
+    "workload": {
+        "batch_size": 1024,
+        "tables": [
+            {"name": "user_id", "num_embeddings": 1000, "embedding_dim": 64, "access": {"zipf": 1.05}},
+            {
+                "name": "item_id",
+                "num_embeddings": 5000,
+                "embedding_dim": 64,
+                "feature_names": ["seen", "bought"],
+                "pooling_factor": [3, 2.5],
+            },
+        ],
+        "dense": {"layers": [[13, 64], [128, 1]]},
+    },
+    "plan": {"default": "row_wise", "tables": {"user_id": {"sharding": "table_wise", "ranks": [3]}}},
+    "layout": {"sharding_group_size": 8},
+    "comms": {"forward": "fp16"},
+    "execution": {"pipeline": "base", "seed": 1},
+}
+DELETED = object()
+
+
+def changed(*changes: tuple[str, Any]) -> dict[str, Any]:
+    document = copy.deepcopy(GOOD)
+    for path, value in changes:
+        *way, last = path.split("/")
+        here: Any = document
+        for key in way:
+            here = here[int(key)] if isinstance(here, list) else here.setdefault(key, {})
+        if isinstance(here, list):
+            here[int(last)] = value
+        elif value is DELETED:
+            del here[last]
+        else:
+            here[last] = value
+    return document
+
+
+def written(folder: Path, document: dict[str, Any]) -> Path:
+    path = folder / "job.toml"
+    path.write_text(tomli_w.dumps(document), encoding="utf-8")
+    return path
+
+
+def problems_of(source: Any, overrides: tuple[str, ...] = ()) -> tuple[str, ...]:
+    with pytest.raises(InputError) as caught:
+        read_scenario(source, overrides)
+    assert all("\n" not in problem for problem in caught.value.problems)
+    return caught.value.problems
+
+
+def test_the_unchanged_document_is_right(tmp_path: Path) -> None:
+    assert read_scenario(written(tmp_path, GOOD)).workload.tables[1].pooling_factor == (3.0, 2.5)
+
+
+FIRST, SECOND = "workload/tables/0", "workload/tables/1"
+MISTAKES: dict[str, tuple[str, Any, str]] = {
+    "schema missing": ("schema", DELETED, "schema is missing: begin the file with schema = 1"),
+    "schema too new": ("schema", 2, "schema = 2: expected 1: it was written for a newer foreshard, update yours"),
+    "schema a word": ("schema", "one", 'schema = "one": expected 1'),
+    "unknown section": ("wrkload", {"a": 1}, "wrkload: unknown key; did you mean 'workload'?"),
+    "no cluster": (
+        "cluster", DELETED, 'cluster is missing: give [cluster] with preset = "p5.48xlarge" or file, and nodes',
+    ),
+    "no workload": ("workload", DELETED, "workload is missing: give [workload] with batch_size and tables"),
+    "section no table": ("layout", 8, "layout = 8: expected a table with the keys sharding_group_size, placement, sync, sync_interval"),
+    "misspelt preset": (
+        "cluster/preset", "p5.48xlrge", "cluster.preset = \"p5.48xlrge\": no such machine; did you mean 'p5.48xlarge'?",
+    ),
+    "no machine": ("cluster/preset", DELETED, "cluster: give preset or file"),
+    "two machines": ("cluster/file", "own.toml", "cluster: both preset and file are given: keep one"),
+    "no nodes": ("cluster/nodes", 0, "cluster.nodes = 0: expected a whole number of at least 1"),
+    "half a node": ("cluster/nodes", 1.5, "cluster.nodes = 1.5: expected a whole number of at least 1"),
+    "true nodes": ("cluster/nodes", True, "cluster.nodes = true: expected a whole number of at least 1"),
+    "a billion nodes": ("cluster/nodes", 10**9, "cluster.nodes = 1000000000: expected at most 65536"),
+    "unknown cluster key": ("cluster/node", 2, "cluster.node: unknown key; did you mean 'nodes'?"),
+    "no batch size": ("workload/batch_size", DELETED, "workload.batch_size is missing: give a whole number of at least 1"),
+    "negative batch": ("workload/batch_size", -8, "workload.batch_size = -8: expected a whole number of at least 1"),
+    "batch in words": ("workload/batch_size", "8k", 'workload.batch_size = "8k": expected a whole number of at least 1'),
+    "unknown workload key": ("workload/batchsize", 8, "workload.batchsize: unknown key; did you mean 'batch_size'?"),
+    "no tables": (
+        "workload/tables", DELETED,
+        'workload.tables is missing: give a set such as "mlperf-dcnv2", or [[workload.tables]]',
+    ),
+    "empty tables": (
+        "workload/tables", [], 'workload.tables = []: give a set such as "mlperf-dcnv2", or [[workload.tables]]',
+    ),
+    "table not a table": (
+        FIRST, 5,
+        "workload.tables[0] = 5: expected a table with the keys name, num_embeddings, embedding_dim, pooling_factor, "
+        "pooling, data_type, feature_names, access",
+    ),
+    "table without name": (f"{SECOND}/name", DELETED, "workload.tables[1].name is missing: give text in quotes of at least 1 character"),
+    "table with empty name": (f"{SECOND}/name", "", 'workload.tables[1].name = "": expected text in quotes of at least 1 character'),
+    "table without rows": (
+        f"{SECOND}/num_embeddings", DELETED,
+        "workload.tables.item_id.num_embeddings is missing: give a whole number of at least 1",
+    ),
+    "negative rows": (
+        f"{SECOND}/num_embeddings", -5,
+        "workload.tables.item_id.num_embeddings = -5: expected a whole number of at least 1",
+    ),
+    "rows with a unit": (
+        f"{SECOND}/num_embeddings", "40M",
+        'workload.tables.item_id.num_embeddings = "40M": expected a whole number of at least 1',
+    ),
+    "dim of zero": (
+        f"{SECOND}/embedding_dim", 0, "workload.tables.item_id.embedding_dim = 0: expected a whole number of at least 1",
+    ),
+    "unknown table key": (f"{SECOND}/num_embedings", 5, "workload.tables.item_id.num_embedings: unknown key; did you mean 'num_embeddings'?"),
+    "unknown pooling": (
+        f"{SECOND}/pooling", "men",
+        'workload.tables.item_id.pooling = "men": expected one of "sum", "mean", "none"; did you mean \'mean\'?',
+    ),
+    "unknown data type": (
+        f"{SECOND}/data_type", "float",
+        'workload.tables.item_id.data_type = "float": expected one of "fp32", "fp16", "bf16", "fp8", "int8"',
+    ),
+    "pooling not a number": (
+        f"{SECOND}/pooling_factor", math.nan,
+        "workload.tables.item_id.pooling_factor = nan: expected a number above 0, or a list, each a number above 0, and finite",
+    ),
+    "pooling infinite": (
+        f"{SECOND}/pooling_factor", math.inf,
+        "workload.tables.item_id.pooling_factor = inf: expected a number above 0, or a list, each a number above 0, and finite",
+    ),
+    "pooling list with zero": (
+        f"{SECOND}/pooling_factor", [1.0, 0.0],
+        "workload.tables.item_id.pooling_factor = [1.0, 0.0]: expected a number above 0, or a list, each a number above 0",
+    ),
+    "pooling for another number of features": (
+        f"{SECOND}/pooling_factor", [1.0],
+        "workload.tables.item_id.pooling_factor has 1 entries but the table has 2 features: give one number, or one per feature name",
+    ),
+    "zipf not a number": (f"{FIRST}/access/zipf", math.nan, "workload.tables.user_id.access.zipf = nan: expected a number of at least 0 and of at most 8, and finite"),
+    "zipf true": (f"{FIRST}/access/zipf", True, "workload.tables.user_id.access.zipf = true: expected a number of at least 0 and of at most 8"),
+    "zipf negative": (f"{FIRST}/access/zipf", -1, "workload.tables.user_id.access.zipf = -1: expected a number of at least 0 and of at most 8"),
+    "unknown access key": (f"{FIRST}/access/zip", 1, "workload.tables.user_id.access.zip: unknown key; did you mean 'zipf'?"),
+    "access a number": (
+        f"{FIRST}/access", 1.05,
+        "workload.tables.user_id.access = 1.05: expected a table with the keys zipf, shift, heavy_hitters, locality, order",
+    ),
+    "heavy hitter above one": (
+        f"{FIRST}/access/heavy_hitters", [0.5, 1.5],
+        "workload.tables.user_id.access.heavy_hitters[1] = 1.5: expected a number above 0 and of at most 1",
+    ),
+    "heavy hitters above all": (
+        f"{FIRST}/access/heavy_hitters", [0.6, 0.6],
+        "workload.tables.user_id.access.heavy_hitters sum to 1.2: shares of all lookups sum to at most 1",
+    ),
+    "two tables of a name": (
+        f"{SECOND}/name", "user_id", "workload.tables: 2 tables are named 'user_id': give each table its own name",
+    ),
+    "a feature of two tables": (
+        f"{FIRST}/feature_names", ["seen"],
+        "workload.tables: feature 'seen' is used 2 times, by 'user_id' and 'item_id': it has one table",
+    ),
+    "a feature twice in a table": (
+        f"{SECOND}/feature_names", ["seen", "seen"],
+        "workload.tables: feature 'seen' is used 2 times, by 'item_id': it has one table",
+    ),
+    "layer of one width": (
+        "workload/dense/layers", [[13]], "workload.dense.layers[0] = [13]: expected at least two widths, inputs and outputs",
+    ),
+    "layers not lists": (
+        "workload/dense/layers", [13],
+        "workload.dense.layers[0] = 13: expected a list, each a whole number of at least 1",
+    ),
+    "flops without parameters": (
+        "workload/dense", {"forward_flops_per_sample": 1e9},
+        "workload.dense: forward_flops_per_sample is given without parameters: give both, or layers",
+    ),
+    "unknown sharding": (
+        "plan/default", "row-wise",
+        'plan.default.sharding = "row-wise": expected one of "data_parallel", "table_wise", "column_wise", "row_wise", '
+        '"table_row_wise", "table_column_wise", "grid_shard"; did you mean \'row_wise\'?',
+    ),
+    "unknown plan key": ("plan/defaults", "row_wise", "plan.defaults: unknown key; did you mean 'default'?"),
+    "plan for an absent table": (
+        "plan/tables/usr_id", {"sharding": "row_wise"},
+        "plan.tables.usr_id: the workload has no table 'usr_id'; did you mean 'user_id'?",
+    ),
+    "plan names an absent rank": (
+        "plan/tables/user_id/ranks", [8],
+        "table 'user_id': ranks [8] do not exist: a sharding group has ranks 0 to 7 (positions in the group, not global ranks)",
+    ),
+    "plan names a negative rank": (
+        "plan/tables/user_id/ranks", [-1],
+        "plan.tables.user_id.ranks[0] = -1: expected a whole number of at least 0",
+    ),
+    "plan without sharding": (
+        "plan/tables/user_id/sharding", DELETED,
+        'plan.tables.user_id.sharding is missing: give one of "data_parallel", "table_wise", "column_wise", "row_wise", '
+        '"table_row_wise", "table_column_wise", "grid_shard"',
+    ),
+    "rows split wrongly": (
+        "plan/tables/user_id", {"sharding": "row_wise", "row_splits": [100] * 8},
+        "table 'user_id': row_splits sum to 800 rows but the table has 1000: they must agree",
+    ),
+    "rule for no table": (
+        "plan/rules", [{"sharding": "row_wise"}],
+        "plan.rules[0] says for no table: give match, min_num_embeddings or max_num_embeddings",
+    ),
+    "unknown rule key": (
+        "plan/rules", [{"match": "u*", "sharding": "row_wise", "max_embeddings": 5}],
+        "plan.rules[0].max_embeddings: unknown key; did you mean 'max_num_embeddings'?",
+    ),
+    "group does not divide the world": (
+        "layout/sharding_group_size", 7,
+        "layout.sharding_group_size = 7 does not divide the world of 16 ranks: use one of [1, 2, 4, 8, 16]",
+    ),
+    "group of zero": (
+        "layout/sharding_group_size", 0,
+        'layout.sharding_group_size = 0: expected a whole number of at least 1, or "world"',
+    ),
+    "misspelt world": (
+        "layout/sharding_group_size", "wrld",
+        'layout.sharding_group_size = "wrld": expected a whole number of at least 1, or "world"',
+    ),
+    "unknown placement": (
+        "layout/placement", "contigous",
+        'layout.placement = "contigous": expected one of "contiguous", "interleaved"; did you mean \'contiguous\'?',
+    ),
+    "no sync interval": ("layout/sync_interval", 0, "layout.sync_interval = 0: expected a whole number of at least 1"),
+    "unknown codec": (
+        "comms/forward", "fp4", 'comms.forward = "fp4": expected one of "fp32", "fp16", "bf16", "fp8", "int8"; did you mean \'fp8\'?',
+    ),
+    "unknown pipeline": (
+        "execution/pipeline", "sparse", 'execution.pipeline = "sparse": expected one of "base", "sparse_dist"; did you mean \'sparse_dist\'?',
+    ),
+    "negative seed": ("execution/seed", -1, "execution.seed = -1: expected a whole number of at least 0"),
+    "assumption without source": (
+        "assumptions", [{"name": "a", "value": 1}], "assumptions[0].source is missing: give text in quotes",
+    ),
+    "all tables of one name": (
+        "workload/all_tables", {"name": "x"}, "workload.all_tables.name: cannot be the same in every table",
+    ),
+    "all tables, unknown key": (
+        "workload/all_tables", {"dim": 3}, "workload.all_tables.dim: unknown key",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", MISTAKES)
+def test_a_mistake_is_one_sentence(name: str, tmp_path: Path) -> None:
+    path, value, message = MISTAKES[name]
+    problems = problems_of(written(tmp_path, changed((path, value))))
+    assert len(problems) == 1
+    assert problems[0].startswith(message)
+
+
+def test_a_table_larger_than_the_whole_cluster_is_a_mistake(tmp_path: Path) -> None:
+    document = changed((f"{FIRST}/num_embeddings", 10**12))
+    (problem,) = problems_of(written(tmp_path, document))
+    assert problem.startswith("workload.tables.user_id needs 232.8 TiB but all 16 GPUs together have ")
+
+
+def test_all_mistakes_of_a_file_come_at_once(tmp_path: Path) -> None:
+    apart = [
+        "schema too new", "unknown section", "unknown cluster key", "negative batch", "unknown table key",
+        "unknown pooling", "zipf negative", "layer of one width", "unknown plan key", "plan for an absent table",
+        "no sync interval", "unknown codec", "negative seed", "assumption without source",
+    ]  # fmt: skip
+    problems = problems_of(written(tmp_path, changed(*(MISTAKES[name][:2] for name in apart))))
+    for name in apart:
+        assert any(problem.startswith(MISTAKES[name][2]) for problem in problems), name
+    assert len(problems) == len(apart)
+
+
+def test_contradictions_between_sections_come_with_the_mistakes_in_them(tmp_path: Path) -> None:
+    together = ["group does not divide the world", "two tables of a name", "negative batch"]
+    problems = problems_of(written(tmp_path, changed(*(MISTAKES[name][:2] for name in together))))
+    assert sorted(problems) == sorted(MISTAKES[name][2] for name in together)
+
+
+def test_one_mistake_of_the_default_is_not_told_for_every_table(tmp_path: Path) -> None:
+    document = changed(("plan", {"default": {"sharding": "data_parallel", "ranks": [0]}}))
+    (problem,) = problems_of(written(tmp_path, document))
+    assert problem == "table 'user_id' and 1 more (plan.default): data_parallel tables are on every rank: drop ranks"
+
+
+FILES: dict[str, tuple[bytes, str]] = {
+    "not TOML": (b"schema = 1\n[cluster\n", "not valid TOML: .*line 2"),
+    "no quotes": (b"schema = 1\ncluster.preset = p5\n", "not valid TOML: .*line 2, column 18"),
+    "a key twice": (b"schema = 1\nschema = 1\n", "not valid TOML: .*line 2"),
+    "not UTF-8": (
+        b'schema = 1\nname = "caf\xe9"\n',
+        r"not UTF-8 text \(byte 0xe9 at offset 22\): save the file as UTF-8",
+    ),
+    "UTF-16": ("schema = 1".encode("utf-16-le") + b"\xff", r"not UTF-8 text \(byte 0xff at offset 20\)"),
+    "too deep": (b"a = " + b"[" * 100_000, "not valid TOML: "),
+    "too many digits": (b"schema = " + b"9" * 5000, "not valid TOML: "),
+}
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_file_that_is_no_toml_says_where(name: str, tmp_path: Path) -> None:
+    content, message = FILES[name]
+    path = tmp_path / "job.toml"
+    path.write_bytes(content)
+    (problem,) = problems_of(path)
+    assert re.match(message, problem)
+
+
+def test_an_empty_file_says_what_it_needs(tmp_path: Path) -> None:
+    (tmp_path / "job.toml").write_bytes(b"")
+    assert [problem.split(" is missing")[0] for problem in problems_of(tmp_path / "job.toml")] == [
+        "schema",
+        "cluster",
+        "workload",
+    ]
+
+
+def test_a_byte_order_mark_is_no_mistake(tmp_path: Path) -> None:
+    (tmp_path / "job.toml").write_bytes(b"\xef\xbb\xbf" + tomli_w.dumps(GOOD).encode())
+    assert read_scenario(tmp_path / "job.toml") == read_scenario(written(tmp_path, GOOD))
+
+
+def test_a_missing_file_a_folder_and_an_unknown_name_say_so(tmp_path: Path) -> None:
+    assert problems_of(tmp_path / "no.toml")[0].startswith("no such file")
+    assert problems_of(tmp_path)[0] == "is a folder: give the TOML file in it"
+    assert problems_of("mlperf-dcnv2-p4")[0].startswith(
+        "no scenario 'mlperf-dcnv2-p4'; did you mean 'mlperf-dcnv2-p5'?; shipped are "
+    )
+
+
+def test_an_unknown_table_set_is_one_mistake(tmp_path: Path) -> None:
+    document = changed(("workload/tables", "mlperf-dcn"))
+    (problem,) = problems_of(written(tmp_path, document))
+    assert problem.startswith("workload.tables: unknown table set \"mlperf-dcn\"; did you mean 'mlperf-dcnv2'?")
+
+
+def test_a_line_break_in_a_name_does_not_break_the_message(tmp_path: Path) -> None:
+    document = changed((f"{SECOND}/name", "a\nb\x1b[31m"), (f"{SECOND}/embedding_dim", -1))
+    (problem,) = problems_of(written(tmp_path, document))
+    assert problem.startswith(r'workload.tables."a\nb\x1b[31m".embedding_dim = -1')
+
+
+OVERRIDES: dict[str, tuple[str, str]] = {
+    "no equals": ("cluster.nodes", "\"cluster.nodes\" has no '=' in it: write key=value"),
+    "no key": ("=4", '"" is not a dotted key such as cluster.nodes'),
+    "bad key": ("cluster nodes=4", '"cluster nodes" is not a dotted key such as cluster.nodes'),
+    "no value": ("cluster.nodes=", 'cluster.nodes: the value "" is not readable: expected a number, a word'),
+    "half a list": ("plan.tables.user_id.ranks=[1,", 'plan.tables.user_id.ranks: the value "[1," is not readable'),
+    "two values": ("cluster.nodes=4,8", 'cluster.nodes: the value "4,8" is not readable'),
+    "unknown key": ("cluster.nodse=4", "cluster.nodse: unknown key; did you mean 'nodes'?"),
+    "unknown section": ("clustr.nodes=4", "clustr: unknown key; did you mean 'cluster'?"),
+    "into a number": ("cluster.nodes.x=4", "cluster.nodes.x: cluster.nodes is 2, which has no key 'x'"),
+    "zero nodes": ("cluster.nodes=0", "cluster.nodes = 0: expected a whole number of at least 1"),
+    "absent table": (
+        "workload.tables.usr.num_embeddings=4",
+        "workload.tables.usr.num_embeddings: workload.tables has no entry named 'usr'",
+    ),
+    "absent table in plan": ("plan.tables.usr=row_wise", "plan.tables.usr: the workload has no table 'usr'"),
+}
+
+
+@pytest.mark.parametrize("name", OVERRIDES)
+def test_a_bad_override_is_one_sentence(name: str, tmp_path: Path) -> None:
+    assignment, message = OVERRIDES[name]
+    (problem,) = problems_of(written(tmp_path, GOOD), (assignment,))
+    assert problem.startswith(message)
+
+
+def test_the_message_names_the_file_and_the_overrides(tmp_path: Path) -> None:
+    path = written(tmp_path, GOOD)
+    with pytest.raises(InputError, match="batch_size = -1") as caught:
+        read_scenario(path, ("workload.batch_size=-1",))
+    assert str(caught.value).startswith(f"{path} --set workload.batch_size=-1: ")
+
+
+def test_a_cluster_file_with_an_ambiguous_unit_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "own.toml").write_text(preset_text("p5.48xlarge").replace('"2 TiB"', '"2 Tb"'))
+    document = changed(("cluster", {"file": "own.toml", "nodes": 2}))
+    (problem,) = problems_of(written(tmp_path, document))
+    assert problem.startswith("cluster: ")
+    assert "'2 Tb' is ambiguous (bits or bytes?)" in problem
