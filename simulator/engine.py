@@ -30,6 +30,7 @@ __all__ = ["Engine", "Timeline"]
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
 Key = tuple[int, int]  # (node, group) of a collective in flight
+Lowering = Callable[[Cluster, Collective], tuple[Lowered, ...]]
 
 _NAMED = 8  # ranks named in an error before it says "and N more"
 
@@ -52,7 +53,7 @@ class Timeline:
 class Engine:
     """One simulation of `steps` successive steps of a program on a cluster."""
 
-    def __init__(self, program: StepProgram, cluster: Cluster, steps: int) -> None:
+    def __init__(self, program: StepProgram, cluster: Cluster, steps: int, lowering: Lowering = lower) -> None:
         self._program = program
         self._cluster = cluster
         self._steps = steps
@@ -73,6 +74,7 @@ class Engine:
         self._points_pending: list[IntArray] = []
         self._point_waits: dict[int, list[int]] = defaultdict(list)
         self._next_point: list[float] = []
+        self._lowering = lowering
         self._lowered: dict[int, tuple[Lowered, ...]] = {}
         self._joined: dict[int, IntArray] = {}
         self._joined_at: dict[int, FloatArray] = {}
@@ -196,14 +198,16 @@ class Engine:
             begun = float(self._joined_at[node][group])
             self._begun[node, work.groups.members[group]] = begun
             self._phase[node, int(group)] = -1
-            self._advance((node, int(group)), begun)
+            if not self._advance((node, int(group)), begun):  # nothing to move, as in a group of one rank
+                members = work.groups.members[group]
+                self._todo.append(partial(self._complete, node, members, np.full(len(members), begun)))
 
     def _lower(self, node: int) -> tuple[Lowered, ...]:
         index = node % len(self._ops)
         if index not in self._lowered:
             work = self._ops[index].work
             assert isinstance(work, Collective)
-            self._lowered[index] = lower(self._cluster, work)
+            self._lowered[index] = self._lowering(self._cluster, work)
         return self._lowered[index]
 
     def _advance(self, key: Key, now: float) -> bool:

@@ -56,8 +56,7 @@ class Prediction:
     @cached_property
     def local_group_size(self) -> int:
         """Ranks of a sharding group that share a node."""
-        nodes = self.cluster.node_of[self.layout.sharding.members[0]]
-        return int(np.bincount(nodes).max())
+        return self.layout.local_group_size(self.cluster.node_of)
 
     @cached_property
     def sharded(self) -> tuple[ShardedTable, ...]:

@@ -84,6 +84,11 @@ class _Builder:
         self.backward()
         return tuple(self.ops)
 
+    @property
+    def routing_stream(self) -> Stream:
+        """Where ids are permuted: a stream of its own under sparse_dist, in line with the forward under base."""
+        return "data_dist" if self.scenario.execution.pipeline == "sparse_dist" else "compute"
+
     # -- stage 1 and 2 -----------------------------------------------------------------------------------------
 
     def copy_batch(self, *, ahead: int) -> None:
@@ -99,12 +104,11 @@ class _Builder:
         """Permute or bucketise the ids of the batch and tell every peer how many come (the host needs the answer)."""
         if not families:
             return
-        pipelined = self.scenario.execution.pipeline == "sparse_dist"
         copied = (Dep("copy_batch_to_device", 1),)
         for family in families:
             nbytes = 2 * INDEX_BYTES * _handed(family.ids, received=False)
             self.compute(
-                f"input_dist.permute.{family_name(family)}", "lookup_routing", "data_dist",
+                f"input_dist.permute.{family_name(family)}", "lookup_routing", self.routing_stream,
                 self.costs.stream(nbytes), self.costs["input_dist_launches"], deps=copied, batch=batch,
             )  # fmt: skip
         size = float(_SPLIT_TENSORS * INDEX_BYTES * len(families))
@@ -113,13 +117,12 @@ class _Builder:
         last = f"input_dist.permute.{family_name(families[-1])}"
         self.collective(
             f"input_dist.splits.{suffix}", "lookup_routing", "comm",
-            Collective(kind="all_to_all", groups=groups, traffic=traffic), deps=(Dep(last),), batch=int(pipelined),
+            Collective(kind="all_to_all", groups=groups, traffic=traffic), deps=(Dep(last),), batch=batch,
         )  # fmt: skip
 
     def tensors(self, family: FamilyDemand, *, batch: int, waits: str) -> None:
         """Lengths, then values, then putting what came in table order (recat)."""
         name = family_name(family)
-        stream: Stream = "data_dist" if self.scenario.execution.pipeline == "sparse_dist" else "compute"
         self.collective(
             f"input_dist.lengths.{name}", "lookup_routing", "comm", family.lengths.scaled(LENGTH_BYTES),
             batch=batch, waits=(Dep(waits),),
@@ -129,7 +132,7 @@ class _Builder:
         )
         nbytes = 2 * INDEX_BYTES * _handed(family.ids, received=True)
         self.compute(
-            f"input_dist.recat.{name}", "lookup_routing", stream, self.costs.stream(nbytes),
+            f"input_dist.recat.{name}", "lookup_routing", self.routing_stream, self.costs.stream(nbytes),
             self.costs["recat_launches"], deps=(Dep(f"input_dist.values.{name}"),), batch=batch,
         )  # fmt: skip
 
