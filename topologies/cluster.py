@@ -14,13 +14,16 @@ import networkx as nx
 import numpy as np
 from numpy.typing import NDArray
 
+from foreshard.topologies.cabling import cable
 from foreshard.topologies.errors import InputError, NoRouteError
-from foreshard.topologies.fabric import CompiledFabric, compile_fabric
+from foreshard.topologies.fabric import CompiledFabric, HostRoute
 from foreshard.topologies.machine import ClusterSpec, Gpu, Link, NodeSpec, Sourced
-from foreshard.topologies.placing import Placing, place
+from foreshard.topologies.naming import Naming, damage_of
+from foreshard.topologies.placing import Placing, name_ranks, place
 from foreshard.topologies.routes import Route
+from foreshard.topologies.spec_checks import spec_problems
 
-__all__ = ["Cluster"]
+__all__ = ["Cluster", "ClusterSpec", "Gpu", "Link", "Sourced"]
 
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
@@ -30,10 +33,33 @@ class Cluster:
     """A cluster ready for simulation; see `ClusterSpec` for what it is compiled from (kept as `spec`)."""
 
     def __init__(self, spec: ClusterSpec) -> None:
+        problems = spec_problems(spec)
+        if problems:
+            raise InputError(problems, where=f"cluster {spec.name!r}")
         self.spec = spec
         self._at: Placing = place(spec)
-        self._fabric: CompiledFabric = compile_fabric(spec, self._at)
+        self._cabling = cable(spec.fabric, self._at)
+        self._naming = Naming(self._at, self._cabling)
+        factors = self._damage()
+        self._fabric = CompiledFabric(self._at, self._cabling, factors)
         self._check_routes()
+
+    def _damage(self) -> FloatArray:
+        """Factor on each link's bandwidth, [links]; nodes that lack links are placed again without them."""
+        links = self._at.node_links + self._cabling.links
+        if not self.spec.degrade:
+            return np.ones(links)
+        problems: list[str] = []
+        factors = damage_of(self._naming, self.spec.degrade, problems)
+        if problems:
+            raise InputError(problems, where=f"cluster {self.name!r}")
+        missing: dict[int, frozenset[int]] = {}
+        for link in np.flatnonzero(factors[: self._at.node_links] == 0):
+            node, local = self._at.node_and_local(int(link))
+            missing[node] = missing.get(node, frozenset()) | {local}
+        self._at = place(self.spec, missing)
+        self._naming = Naming(self._at, self._cabling)
+        return factors
 
     def __repr__(self) -> str:
         return f"Cluster({self.name!r}, nodes={self.nodes}, ranks={self.size}, links={len(self.link_usable)})"
@@ -120,17 +146,15 @@ class Cluster:
 
     @cached_property
     def host_to_device_bytes_per_s(self) -> FloatArray:
-        """What a copy from the nearest host memory to each rank's GPU can carry in B/s, [ranks]; 0 without a path."""
-        return self._narrowest([routes.to_device for routes in self._at.routes])
+        """What a copy from the nearest host memory to each rank's GPU carries in B/s, [ranks], while all ranks copy
+        and share links evenly; 0 without a path."""
+        return self._fabric.host_rate("to_device")
 
     @cached_property
     def device_to_host_bytes_per_s(self) -> FloatArray:
-        """What a copy from each rank's GPU to the nearest host memory can carry in B/s, [ranks]; 0 without a path."""
-        return self._narrowest([routes.from_device for routes in self._at.routes])
-
-    def _narrowest(self, per_kind: list[tuple[Route | None, ...]]) -> FloatArray:
-        routes = ((self._at.first_link[n], route) for n, k in enumerate(self._at.kind_of) for route in per_kind[k])
-        return np.array([self.link_usable[base + np.array(route)].min() if route else 0.0 for base, route in routes])
+        """What a copy from each rank's GPU to the nearest host memory carries in B/s, [ranks], while all ranks copy
+        and share links evenly; 0 without a path."""
+        return self._fabric.host_rate("from_device")
 
     # Links
 
@@ -156,11 +180,11 @@ class Cluster:
 
     def link_name(self, link: int) -> str:
         """Name of a link, as "node0/gpu3->node0/nvswitch"."""
-        return "->".join(self._fabric.ends(link))
+        return "->".join(self._naming.ends(link))
 
     def link(self, link: int) -> Link:
         """One link with the names of its ends."""
-        src, dst = self._fabric.ends(link)
+        src, dst = self._naming.ends(link)
         return Link(
             src=src,
             dst=dst,
@@ -168,8 +192,14 @@ class Cluster:
             usable=float(self.link_usable[link]),
             latency_s=float(self.link_latency[link]),
             kind=self.link_kind[link].item(),
-            source=self._fabric.source(link),
+            source=self._source(link),
         )
+
+    def _source(self, link: int) -> str:
+        if link >= self._at.node_links:
+            return self.spec.fabric.source
+        node, local = self._at.node_and_local(link)
+        return self._at.kinds[int(self._at.kind_of[node])].links[local].source
 
     def graph(self) -> nx.DiGraph:
         """The whole cluster as a graph of device names; every edge carries `link` (a Link) and `number`."""
@@ -198,11 +228,14 @@ class Cluster:
             return ((self._numbers(src, up) + self._numbers(dst, down), 1.0),)
         found = []
         for slot in range(at.slots):
-            out = self._numbers(src, at.routes_of(src).egress[at.own_slot(src, slot)][at.local_rank[src]])
-            into = self._numbers(dst, at.routes_of(dst).ingress[at.own_slot(dst, slot)][at.local_rank[dst]])
+            out = self._numbers(src, at.routes_of(src).egress[self._own_slot(src, slot)][at.local_rank[src]])
+            into = self._numbers(dst, at.routes_of(dst).ingress[self._own_slot(dst, slot)][at.local_rank[dst]])
             for core, share in self._fabric.core_paths(slot, src, dst):
                 found.append((out + core + into, share / at.slots))
         return tuple(found)
+
+    def _own_slot(self, rank: int, slot: int) -> int:
+        return self._at.own_slot(int(self._at.kind_of[self._at.node_of[rank]]), slot)
 
     def _numbers(self, rank: int, route: Route | None) -> tuple[int, ...]:
         assert route is not None
@@ -235,6 +268,11 @@ class Cluster:
         self._check_ranks(ranks)
         return self._fabric.outer_loads(ranks, np.asarray(out, dtype=np.float64), np.asarray(share, dtype=np.float64))
 
+    def host_loads(self, nbytes: FloatArray, direction: HostRoute = "to_device") -> tuple[IntArray, FloatArray]:
+        """Bytes per link of copies of nbytes [ranks] between each rank's GPU and its nearest host memory:
+        (link numbers sorted [k], bytes [k])."""
+        return self._fabric.host_loads(direction, np.asarray(nbytes, dtype=np.float64))
+
     def _check_ranks(self, *ranks: IntArray) -> None:
         for group in ranks:
             if len(group) and (group.min() < 0 or group.max() >= self.size):
@@ -242,6 +280,11 @@ class Cluster:
 
     def _check_routes(self) -> None:
         problems = list(self._at.unreachable())
+        for a, b in self._fabric.spines.cut_off():
+            ranks = [
+                name_ranks(np.flatnonzero((self._fabric.spines.leaf == leaf).any(axis=0)).tolist()) for leaf in (a, b)
+            ]
+            problems.append(f"{ranks[0]} on leaf{a}: no spine switch reaches leaf{b} with {ranks[1]}")
         if problems:
             raise NoRouteError(problems, where=f"cluster {self.name!r}")
 

@@ -1,4 +1,4 @@
-"""Reading cluster files: the short human form and presets resolve to an explicit ClusterSpec."""
+"""Reading cluster files: a preset with changes, a short description or the explicit form become a ClusterSpec."""
 
 from __future__ import annotations
 
@@ -8,33 +8,36 @@ from pathlib import Path
 from typing import Any, get_args
 
 from foreshard.topologies.cluster import Cluster
-from foreshard.topologies.errors import InputError
-from foreshard.topologies.fields import Fields
-from foreshard.topologies.machine import Backend, ClusterSpec, Fabric, FabricKind, NodeGroup, Sourced
-from foreshard.topologies.nodefile import read_gpu, read_node
-from foreshard.topologies.units import BYTES, BYTES_PER_S, FLOPS, SECONDS
+from foreshard.topologies.errors import InputError, UnitError
+from foreshard.topologies.explicit import read_kinds
+from foreshard.topologies.fields import Fields, near
+from foreshard.topologies.machine import Backend, ClusterSpec, Fabric, FabricKind, NodeGroup, NodeSpec, Routing, Sourced
+from foreshard.topologies.nodefile import read_node
+from foreshard.topologies.shipped import preset_names, preset_text
+from foreshard.topologies.units import BYTES, BYTES_PER_S, FLOPS, SECONDS, parse_quantity
 
 __all__ = ["load_cluster_file", "parse_cluster"]
 
-_UNITS: tuple[tuple[str, dict[str, float]], ...] = (
-    ("s", SECONDS),
-    ("B/s", BYTES_PER_S),
-    ("B", BYTES),
-    ("FLOP/s", FLOPS),
-)
+_BASE_UNITS: dict[str, dict[str, float]] = {"s": SECONDS, "B/s": BYTES_PER_S, "B": BYTES, "FLOP/s": FLOPS}
+_GIVEN_BY_FILE = "cluster file"
+_GROUP_KEYS = {"preset", "name", "nodes", "gpu", "node", "assumptions"}
 
 
-def load_cluster_file(path: str | Path, nodes: int | None = None) -> Cluster:
+def load_cluster_file(
+    path: str | Path, nodes: int | None = None, degrade: Mapping[str, float] | None = None
+) -> Cluster:
     """Return the cluster that a TOML file describes, with `nodes` instead of the file's number if given.
 
-    Raises InputError with every mistake and its TOML path.
+    Raises InputError with every mistake and its TOML path, NoRouteError if a missing link cuts ranks off.
     """
     path = Path(path)
     try:
         text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"cannot read it: {error}", where=str(path)) from error
-    return Cluster(parse_cluster(text, where=str(path), nodes=nodes))
+    except OSError as error:
+        raise InputError(f"cannot be read: {error.strerror or error}", where=str(path)) from error
+    except UnicodeDecodeError as error:
+        raise InputError(f"is not UTF-8 text: {error}", where=str(path)) from error
+    return Cluster(parse_cluster(text, where=str(path), nodes=nodes, degrade=degrade))
 
 
 def parse_cluster(
@@ -43,68 +46,141 @@ def parse_cluster(
     """Return the explicit spec of a cluster file's text. Raises InputError with every mistake."""
     try:
         table = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+    except (tomllib.TOMLDecodeError, RecursionError) as error:
         raise InputError(f"is not TOML: {error}", where=where) from error
-    fields = Fields(table)
+    problems: list[str] = []
+    fields = Fields(_on_preset(table, "", problems), "", problems)
     spec = _read_cluster(fields, nodes, degrade or {})
-    if fields.problems:
-        raise InputError(fields.problems, where=where)
+    if problems:
+        raise InputError(problems, where=where)
     return spec
+
+
+def _on_preset(table: dict[str, Any], path: str, problems: list[str]) -> dict[str, Any]:
+    """The table laid over the preset it names, if it names one."""
+    name = table.get("preset")
+    if name is None:
+        return table
+    if not isinstance(name, str) or name not in preset_names():
+        problems.append(f"{path}preset: there is no machine {name!r}; {near(str(name), preset_names())}")
+        return {key: value for key, value in table.items() if key != "preset"}
+    return _merged(tomllib.loads(preset_text(name)), {key: value for key, value in table.items() if key != "preset"})
+
+
+def _merged(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
+    """`base` with the values of `over`: tables key by key, assumptions added, a fabric of another kind whole."""
+    out = dict(base)
+    for key, value in over.items():
+        both = isinstance(out.get(key), dict) and isinstance(value, dict)
+        if key == "assumptions" and isinstance(value, list):
+            out[key] = [*out.get(key, []), *value]
+        elif both and not (key == "fabric" and "kind" in value):
+            out[key] = _merged(out[key], value)
+        else:
+            out[key] = value
+    return out
 
 
 def _read_cluster(fields: Fields, nodes: int | None, degrade: Mapping[str, float]) -> ClusterSpec:
     fields.integer("schema", maximum=1)
-    name = fields.text("name")
-    gpu_fields, node_fields = fields.table("gpu"), fields.table("node")
-    groups: tuple[NodeGroup, ...] = ()
+    assumptions = list(fields.texts("assumptions"))
     own_nodes = fields.integer("nodes", 1)
-    if gpu_fields and node_fields:
-        groups = (NodeGroup(node=read_node(node_fields, read_gpu(gpu_fields)), nodes=nodes or own_nodes),)
+    name = fields.text("name")
+    groups = _read_groups(fields, nodes, own_nodes, assumptions)
     fabric = fields.table("fabric", required=False)
-    constants = fields.table("constants", required=False)
+    if fabric is None and sum(group.nodes for group in groups) > 1:
+        assumptions.append("no fabric is given: one non-blocking switch for all NICs is assumed")
+    constants, damage = fields.table("constants", required=False), fields.table("degrade", required=False)
     spec = ClusterSpec(
         name=name,
         groups=groups,
-        fabric=_read_fabric(fabric) if fabric else Fabric(),
+        fabric=_read_fabric(fabric) if fabric else Fabric(source="assumed"),
         nodes_per_domain=fields.integer("nodes_per_domain", 1),
         constants=_read_constants(constants) if constants else {},
-        backend=fields.text("backend", "nccl", choices=get_args(Backend)),  # type: ignore[arg-type]
-        assumptions=tuple(str(sentence) for sentence in fields.values("assumptions", [])),
-        degrade=dict(degrade),
+        backend=fields.choice("backend", get_args(Backend), "nccl"),
+        assumptions=tuple(dict.fromkeys(assumptions)),
+        degrade={
+            **({key: damage.number(key, minimum=0.0, maximum=1.0) for key in damage} if damage else {}),
+            **degrade,
+        },
     )
     fields.finish()
     return spec
 
 
+def _read_groups(fields: Fields, nodes: int | None, own_nodes: int, assumptions: list[str]) -> tuple[NodeGroup, ...]:
+    kinds = read_kinds(fields)
+    if not fields.has("groups"):
+        node = fields.table("node")
+        return (NodeGroup(node=read_node(node, fields), nodes=nodes or own_nodes),) if node else ()
+    if nodes is not None:
+        fields.note("groups", f"a number of nodes ({nodes}) cannot be set from outside: each group states its own")
+    if fields.has("node"):
+        fields.note("node", "stands beside groups: give one node, or groups that each have one")
+    groups = [_read_group(group, kinds, assumptions) for group in fields.tables("groups")]
+    if not groups:
+        fields.note("groups", "is empty: give at least one group of nodes")
+    return tuple(group for group in groups if group is not None)
+
+
+def _read_group(fields: Fields, kinds: dict[str, NodeSpec] | None, assumptions: list[str]) -> NodeGroup | None:
+    nodes = fields.integer("nodes")
+    if kinds is not None:
+        kind = fields.text("kind")
+        fields.finish()
+        if kind not in kinds:
+            fields.note("kind", f"there is no kind of node {kind!r}; {near(kind, kinds)}")
+            return None
+        return NodeGroup(node=kinds[kind], nodes=nodes)
+    table = _on_preset({key: fields.raw(key) for key in fields}, f"{fields.path}.", fields.problems)
+    # A preset also describes a fabric, constants and more: of those the cluster's own hold, not a group's.
+    from_preset = fields.has("preset")
+    own = Fields({k: v for k, v in table.items() if not from_preset or k in _GROUP_KEYS}, fields.path, fields.problems)
+    for key in ("nodes", "name"):
+        own.has(key)
+    assumptions.extend(own.texts("assumptions"))
+    node = own.table("node")
+    spec = read_node(node, own) if node else None
+    own.finish()
+    return NodeGroup(node=spec, nodes=nodes) if spec else None
+
+
 def _read_fabric(fields: Fields) -> Fabric:
-    kind: Any = fields.text("kind", choices=get_args(FabricKind))
-    routing: Any = fields.text("routing", "even", choices=("even", "by_destination"))
+    kind = fields.choice("kind", get_args(FabricKind))
+    per_leaf = fields.integer("nodes_per_leaf") if fields.has("nodes_per_leaf") else None
+    oversubscription = fields.number("oversubscription", 1.0, minimum=0.01, maximum=1000.0)
+    if kind == "leaf_spine" and per_leaf is None:
+        fields.note("nodes_per_leaf", "is missing: say how many nodes hang on a leaf switch")
+    if kind == "single_switch" and (oversubscription != 1.0 or per_leaf is not None):
+        fields.note("kind", "a single switch has no leaves and uplinks: use rail or leaf_spine")
     fabric = Fabric(
         kind=kind,
-        nodes_per_leaf=fields.integer("nodes_per_leaf") if fields.has("nodes_per_leaf") else None,
+        nodes_per_leaf=per_leaf,
         spines=fields.integer("spines", 1, maximum=1024),
-        oversubscription=fields.number("oversubscription", 1.0, minimum=1e-3),
+        oversubscription=oversubscription,
         latency_s=fields.quantity("latency", SECONDS, "0 s"),
-        routing=routing,
-        source=fields.text("source", ""),
+        routing=fields.choice("routing", get_args(Routing), "even"),
+        source=fields.text("source", _GIVEN_BY_FILE),
     )
     fields.finish()
     return fabric
 
 
 def _read_constants(fields: Fields) -> dict[str, Sourced]:
-    constants = {}
-    for name in fields.keys():
-        item = fields.table(name)
-        if item is not None:
-            constants[name] = _read_constant(item)
-    return constants
+    tables = {name: fields.table(name) for name in fields}
+    return {name: _read_constant(table) for name, table in tables.items() if table}
 
 
 def _read_constant(fields: Fields) -> Sourced:
-    """A constant: `value` a quantity with its unit in quotes, or a bare number with unit = "1"."""
-    source = fields.text("source")
-    unit = fields.text("unit", "1")
-    value = fields.number("value", minimum=float("-inf"))
+    """A constant with a value, a unit (none or "1" for a plain number) and a source, in the base unit."""
+    source, unit = fields.text("source"), fields.text("unit", "1")
+    value = fields.number("value")
+    base = "1"
+    if unit != "1":
+        base = next((name for name, units in _BASE_UNITS.items() if unit in units), "")
+        try:
+            value = parse_quantity(f"{value!r} {unit}", _BASE_UNITS.get(base, SECONDS))
+        except UnitError as error:
+            fields.note("unit", str(error))
     fields.finish()
-    return Sourced(value=value, unit=unit, source=source)
+    return Sourced(value=value, unit=base, source=source)

@@ -3,41 +3,47 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from foreshard.topologies.core import Core, build_core
-from foreshard.topologies.machine import LEAF, SWITCH, ClusterSpec
+from foreshard.topologies.cabling import Cabling
 from foreshard.topologies.placing import Placing
+from foreshard.topologies.spines import Spines, only_where
 
-__all__ = ["CompiledFabric", "compile_fabric"]
+__all__ = ["CompiledFabric", "HostRoute"]
 
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
+HostRoute = Literal["to_device", "from_device"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class _Shares:
-    """Share of the bytes on each link of a node: peer [gpus^2, links]; up, down [gpus, links]; egress, ingress
-    [slots][gpus, links]."""
+    """Share of the bytes on each link of a node: peer [gpus^2, links]; up, down, to_device, from_device [gpus, links];
+    egress, ingress [slots][gpus, links]."""
 
     peer: FloatArray
     up: FloatArray
     down: FloatArray
     egress: tuple[FloatArray, ...]
     ingress: tuple[FloatArray, ...]
+    to_device: FloatArray
+    from_device: FloatArray
 
 
 def _shares_of(at: Placing, kind: int) -> _Shares:
     routes = at.routes[kind]
-    own = [slot * len(routes.egress) // at.slots for slot in range(at.slots)]
+    own = [at.own_slot(kind, slot) for slot in range(at.slots)]
     return _Shares(
         peer=routes.shares(route for row in routes.peer for route in row),
         up=routes.shares(routes.up),
         down=routes.shares(routes.down),
         egress=tuple(routes.shares(routes.egress[k]) / at.slots for k in own),
         ingress=tuple(routes.shares(routes.ingress[k]) / at.slots for k in own),
+        to_device=routes.shares(routes.to_device),
+        from_device=routes.shares(routes.from_device),
     )
 
 
@@ -57,14 +63,14 @@ class _Demand:
 class CompiledFabric:
     """Links as arrays and loads on them; node links first, leaf-spine links after them."""
 
-    def __init__(self, spec: ClusterSpec, at: Placing) -> None:
+    def __init__(self, at: Placing, cabling: Cabling, factors: FloatArray) -> None:
         self.at = at
         self.shares = [_shares_of(at, kind) for kind in range(len(at.kinds))]
-        self.core: Core = build_core(spec, at)
-        self.bandwidth = np.concatenate([self._tiled("bandwidth"), self.core.bandwidth])
-        self.usable = np.concatenate([self._tiled("usable"), self.core.usable])
-        self.latency = np.concatenate([self._tiled("latency_s"), np.full(len(self.core.usable), self.core.latency_s)])
-        self.kind = np.concatenate([self._tiled("kind"), np.full(len(self.core.usable), "uplink")])
+        self.spines = Spines(cabling, at, factors[at.node_links :] > 0)
+        self.bandwidth = self._all("bandwidth", cabling.bandwidth) * factors
+        self.usable = self._all("usable", cabling.usable) * factors
+        self.latency = self._all("latency_s", np.full(cabling.links, cabling.fabric.latency_s))
+        self.kind = self._all("kind", np.full(cabling.links, "uplink"))
         # Cells of the pair table [gpus, gpus] of each node, so that mixed nodes share one flat array.
         cells = at.gpus_of**2
         self.first_cell = np.cumsum(cells) - cells
@@ -72,50 +78,22 @@ class CompiledFabric:
         self.wide = bool(np.any(np.diff(at.domain_of_node) == 0))
         self.many = bool(at.domain_of_node[-1] > 0)
 
-    def _tiled(self, field: str) -> NDArray[np.generic]:
+    def _all(self, field: str, uplinks: NDArray[Any]) -> NDArray[Any]:
         per_kind = [np.array([getattr(link, field) for link in kind.links]) for kind in self.at.kinds]
-        return np.concatenate([per_kind[kind] for kind in self.at.kind_of])
-
-    # Names
-
-    def ends(self, link: int) -> tuple[str, str]:
-        """Names of the two ends of a link."""
-        if link >= self.at.node_links:
-            return self.core.ends(link - self.at.node_links)
-        node, local = self._local(link)
-        ends = self.at.kinds[self.at.kind_of[node]].links[local]
-        return self._end(node, ends.src, ends.dst), self._end(node, ends.dst, ends.src)
-
-    def _local(self, link: int) -> tuple[int, int]:
-        node = int(np.searchsorted(self.at.first_link, link, side="right")) - 1
-        return node, link - int(self.at.first_link[node])
-
-    def _end(self, node: int, end: str, other: str) -> str:
-        if end == LEAF:
-            return f"leaf{self.core.leaf_of_nic(node, other)}"
-        if end == SWITCH:
-            return f"domain{self.at.domain_of_node[node]}/nvswitch"
-        return f"node{node}/{end}"
-
-    def source(self, link: int) -> str:
-        """Source of a link's numbers."""
-        if link >= self.at.node_links:
-            return self.core.source
-        node, local = self._local(link)
-        return self.at.kinds[self.at.kind_of[node]].links[local].source
+        return np.concatenate([*(per_kind[kind] for kind in self.at.kind_of), uplinks])
 
     # Paths
 
     def core_paths(self, slot: int, src: int, dst: int) -> list[tuple[tuple[int, ...], float]]:
         """Paths from the leaf of `src` to that of `dst` with their shares."""
         base = self.at.node_links
-        return [(tuple(base + link for link in path), share) for path, share in self.core.paths(slot, src, dst)]
+        return [(tuple(base + link for link in path), share) for path, share in self.spines.paths(slot, src, dst)]
 
     def path_latency(self, src: IntArray, dst: IntArray) -> FloatArray:
         """Latency between ranks in seconds, [flows]."""
         at = self.at
         out, into, up, down = (self._rank_latency(name) for name in ("egress", "ingress", "up", "down"))
-        crossing = (out[:, src] + into[:, dst] + self.core.latency_between(src, dst)).max(axis=0)
+        crossing = (out[:, src] + into[:, dst] + self.spines.latency_between(src, dst)).max(axis=0)
         cells = self._cells(src, dst)
         same_node = at.node_of[src] == at.node_of[dst]
         inside = np.where(same_node, self._cell_latency()[np.where(same_node, cells, 0)], up[0, src] + down[0, dst])
@@ -158,36 +136,47 @@ class CompiledFabric:
         up = down = np.zeros(ranks)
         if self.wide:
             other = at.node_of[s] != at.node_of[d]
-            up = np.bincount(s[other], b[other], minlength=ranks)
-            down = np.bincount(d[other], b[other], minlength=ranks)
+            up = _sums(s[other], b[other], ranks)
+            down = _sums(d[other], b[other], ranks)
             s, d, b = s[~other], d[~other], b[~other]
-        peer = np.bincount(self._cells(s, d), b, minlength=self.cells)
+        peer = _sums(self._cells(s, d), b, self.cells)
         if not self.many:
             return _Demand(
-                peer=peer, up=up, down=down, out=np.zeros(ranks), into=np.zeros(ranks), core=self.core.none()
+                peer=peer, up=up, down=down, out=np.zeros(ranks), into=np.zeros(ranks), core=self.spines.none()
             )
         crossing = np.where(inside, 0.0, nbytes)
-        out = np.bincount(src, crossing, minlength=ranks)
-        into = np.bincount(dst, crossing, minlength=ranks)
-        return _Demand(peer=peer, up=up, down=down, out=out, into=into, core=self.core.loads(src, dst, crossing))
+        out = _sums(src, crossing, ranks)
+        into = _sums(dst, crossing, ranks)
+        return _Demand(peer=peer, up=up, down=down, out=out, into=into, core=self.spines.loads(src, dst, crossing))
 
     def outer_loads(self, ranks: IntArray, out: FloatArray, share: FloatArray) -> tuple[IntArray, FloatArray]:
         """Bytes per link of the flows out[s] * share[d], sparse."""
-        at, size = self.at, len(self.at.node_of)
+        size = len(self.at.node_of)
         sends, receives = np.zeros(size), np.zeros(size)
         sends[ranks], receives[ranks] = out, share
-        nodes, domains = len(at.kind_of), int(at.domain_of_node[-1]) + 1
-        node_out, node_in = (np.bincount(at.node_of, v, minlength=nodes)[at.node_of] for v in (sends, receives))
-        dom_out, dom_in = (np.bincount(at.domain_of, v, minlength=domains)[at.domain_of] for v in (sends, receives))
+        to_node, to_all = self._beyond(receives)
+        from_node, from_all = self._beyond(sends)
         demand = _Demand(
             peer=self._outer_cells(sends, receives),
-            up=sends * (dom_in - node_in),
-            down=receives * (dom_out - node_out),
-            out=sends * (receives.sum() - dom_in) if self.many else np.zeros(size),
-            into=receives * (sends.sum() - dom_out) if self.many else np.zeros(size),
-            core=self.core.outer_loads(sends, receives) if self.many else self.core.none(),
+            up=sends * to_node,
+            down=receives * from_node,
+            out=sends * to_all,
+            into=receives * from_all,
+            core=self.spines.outer_loads(sends, receives) if self.many else self.spines.none(),
         )
         return self._onto_links(demand)
+
+    def _beyond(self, weight: FloatArray) -> tuple[FloatArray, FloatArray]:
+        """Sum of `weight` over the other nodes of each rank's domain and over all other domains, [ranks] each."""
+        at = self.at
+
+        def beyond(values: FloatArray) -> tuple[FloatArray, FloatArray]:
+            in_node: FloatArray = np.bincount(at.node_of, values)[at.node_of]
+            in_domain: FloatArray = np.bincount(at.domain_of, values)[at.domain_of]
+            return in_domain - in_node, values.sum() - in_domain
+
+        counts, sums = beyond(np.sign(weight)), beyond(weight)
+        return only_where(counts[0], sums[0]), only_where(counts[1], sums[1])
 
     def _outer_cells(self, sends: FloatArray, receives: FloatArray) -> FloatArray:
         """out * share on every pair of GPUs of a node, [cells]."""
@@ -199,6 +188,31 @@ class CompiledFabric:
             pairs = sends[ranks][:, :, None] * receives[ranks][:, None, :]
             cells[self.first_cell[nodes][:, None] + np.arange(len(gpus) ** 2)] = pairs.reshape(len(nodes), -1)
         return cells
+
+    # Host memory
+
+    def host_loads(self, name: HostRoute, nbytes: FloatArray) -> tuple[IntArray, FloatArray]:
+        """Bytes per link of copies of nbytes [ranks] between each rank's GPU and its nearest host memory, sparse."""
+        total = np.zeros(len(self.usable))
+        for kind, shares in enumerate(self.shares):
+            nodes = self.at.nodes_of_kind(kind)
+            share: FloatArray = getattr(shares, name)
+            ranks = self.at.first_rank[nodes][:, None] + np.arange(len(share))
+            total[self.at.first_link[nodes][:, None] + np.arange(share.shape[1])] = nbytes[ranks] @ share
+        loaded = np.flatnonzero(total > 0)
+        return loaded, total[loaded]
+
+    def host_rate(self, name: HostRoute) -> FloatArray:
+        """What a rank gets in B/s while all ranks copy and share links evenly, [ranks]; 0 without a path."""
+        rate = np.zeros(len(self.at.node_of))
+        for kind, shares in enumerate(self.shares):
+            nodes = self.at.nodes_of_kind(kind)
+            share: FloatArray = getattr(shares, name)
+            usable = self.usable[self.at.first_link[nodes][:, None] + np.arange(share.shape[1])]
+            fair = usable / np.maximum(share.sum(axis=0), 1.0)
+            for gpu, crossed in enumerate(share > 0):
+                rate[self.at.first_rank[nodes] + gpu] = fair[:, crossed].min(axis=1) if crossed.any() else 0.0
+        return rate
 
     def _onto_links(self, demand: _Demand) -> tuple[IntArray, FloatArray]:
         total = np.zeros(len(self.usable))
@@ -222,6 +236,5 @@ class CompiledFabric:
         return total
 
 
-def compile_fabric(spec: ClusterSpec, at: Placing) -> CompiledFabric:
-    """Return the links and loads of a placed cluster."""
-    return CompiledFabric(spec, at)
+def _sums(where: IntArray, weights: FloatArray, size: int) -> FloatArray:
+    return np.bincount(where, weights, minlength=size).astype(np.float64, copy=False)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from foreshard.topologies.errors import UnitError
@@ -21,12 +21,12 @@ REQUIRED = _Required()
 
 
 def near(word: str, known: Iterable[str]) -> str:
-    """Return a hint that names the known words most like `word`, or all of them if they are few."""
+    """Return a hint that names the known words most like `word`, or the first few if none is like it."""
     names = sorted(known)
     close = difflib.get_close_matches(word, names, n=3, cutoff=0.5)
     if close:
         return f"did you mean {' or '.join(map(repr, close))}?"
-    return f"known: {', '.join(names[:12])}{', ...' if len(names) > 12 else ''}" if names else "there are none"
+    return f"known: {', '.join(names[:16])}{', ...' if len(names) > 16 else ''}" if names else "there are none"
 
 
 class Fields:
@@ -43,7 +43,11 @@ class Fields:
         if isinstance(table, dict):
             self._table = table
         else:
-            self.note("", f"{table!r} is not a table: write {path or 'the file'} with keys and values")
+            self.note("", f"{table!r} is not a table: write keys with values here")
+
+    def __iter__(self) -> Iterator[str]:
+        """All keys of the table."""
+        return iter(tuple(self._table))
 
     def note(self, key: str, message: str) -> None:
         """Note a problem with a key of this table."""
@@ -55,9 +59,10 @@ class Fields:
         self._known.add(key)
         return key in self._table
 
-    def keys(self) -> tuple[str, ...]:
-        """All keys of the table."""
-        return tuple(self._table)
+    def raw(self, key: str) -> Any:
+        """The value of a key as it stands in the file, None if it is absent."""
+        self._known.add(key)
+        return self._table.get(key)
 
     def _get(self, key: str, default: object, kinds: tuple[type, ...], expected: str) -> Any:
         self._known.add(key)
@@ -72,13 +77,20 @@ class Fields:
             return None
         return value
 
-    def text(self, key: str, default: str | _Required = REQUIRED, choices: Sequence[str] = ()) -> str:
-        """A string, one of `choices` if given."""
+    def text(self, key: str, default: str | _Required = REQUIRED) -> str:
+        """A string that is not empty."""
         value = self._get(key, default, (str,), "a text in quotes")
-        if value is not None and choices and value not in choices:
+        if value == "" and default != "":
+            self.note(key, "is empty: give a text")
+        return value or ""
+
+    def choice(self, key: str, choices: Sequence[str], default: str | _Required = REQUIRED) -> Any:
+        """A string that is one of `choices`; the first one stands in for a wrong one."""
+        value = self._get(key, default, (str,), f"one of {', '.join(choices)}")
+        if value is not None and value not in choices:
             self.note(key, f"{value!r} is not one of {', '.join(choices)}; {near(value, choices)}")
             value = None
-        return value if value is not None else (choices[0] if choices else "")
+        return choices[0] if value is None else value
 
     def flag(self, key: str, default: bool) -> bool:
         """True or false."""
@@ -93,14 +105,14 @@ class Fields:
         return minimum if value is None else int(value)
 
     def number(
-        self, key: str, default: float | _Required = REQUIRED, minimum: float = 0.0, maximum: float = math.inf
+        self, key: str, default: float | _Required = REQUIRED, minimum: float = -math.inf, maximum: float = math.inf
     ) -> float:
         """A finite number between the bounds."""
-        value = self._get(key, default, (int, float), f"a number from {minimum:g}")
+        value = self._get(key, default, (int, float), "a number")
         if value is not None and not (math.isfinite(value) and minimum <= value <= maximum):
             self.note(key, f"{value} is out of range: give a finite number from {minimum:g} to {maximum:g}")
             value = None
-        return minimum if value is None else float(value)
+        return 1.0 if value is None else float(value)
 
     def quantity(self, key: str, units: dict[str, float], default: str | _Required = REQUIRED) -> float:
         """A quantity with its unit, in the base unit; 1.0 stands in for a wrong one."""
@@ -114,6 +126,15 @@ class Fields:
         except UnitError as error:
             self.note(key, str(error))
             return 1.0
+
+    def source(self, *numbers: str) -> str:
+        """Where the numbers of these keys are from: one text for all of them, or a table with a text for each."""
+        if not isinstance(self.raw("source"), dict):
+            return self.text("source")
+        table = Fields(self.raw("source"), self._path_of("source"), self.problems)
+        texts = [f"{key}: {table.text(key)}" for key in numbers if key in self._table]
+        table.finish()
+        return "; ".join(texts)
 
     def table(self, key: str, required: bool = True) -> Fields | None:
         """A table below; None if it is absent."""
@@ -132,6 +153,14 @@ class Fields:
     def values(self, key: str, default: Sequence[Any] | _Required = REQUIRED) -> list[Any]:
         """A list of values."""
         return list(self._get(key, default, (list,), "a list in [ ]") or [])
+
+    def texts(self, key: str) -> tuple[str, ...]:
+        """A list of strings, empty if absent."""
+        values = self.values(key, [])
+        for index, value in enumerate(values):
+            if not isinstance(value, str):
+                self.note(f"{key}[{index}]", f"{value!r} is not a text in quotes")
+        return tuple(str(value) for value in values)
 
     def _path_of(self, key: str) -> str:
         return f"{self.path}.{key}" if self.path else key

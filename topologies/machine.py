@@ -19,13 +19,15 @@ __all__ = [
     "LinkKind",
     "NodeGroup",
     "NodeSpec",
+    "Routing",
     "Sourced",
 ]
 
-Architecture = Literal["volta", "turing", "ampere", "ada", "hopper", "blackwell"]
+Architecture = Literal["volta", "turing", "ampere", "ada", "hopper", "blackwell", "cpu"]
 Backend = Literal["nccl", "gloo"]
-LinkKind = Literal["nvlink", "pcie", "smp", "dram", "network", "uplink"]
+LinkKind = Literal["nvlink", "c2c", "pcie", "smp", "dram", "network", "uplink"]
 FabricKind = Literal["single_switch", "leaf_spine", "rail"]
+Routing = Literal["even", "by_destination"]
 
 LEAF = "^leaf"
 """Endpoint of a node's link that leaves the node for the leaf switch its NIC is cabled to."""
@@ -74,7 +76,8 @@ class NodeSpec:
 
     Devices are named by the links' endpoints: gpu0.., nvswitch, pcie0.., cpu0.., mem0.. (host memory), nic0..;
     LEAF and SWITCH stand for the switches outside. `nics` gives, per GPU, the NICs that carry its traffic; None
-    lets every GPU use the nearest ones, shared evenly among the GPUs that are as near.
+    lets every GPU use the nearest ones, shared evenly among the GPUs that are as near. With `nvlink_relay` GPUs pass
+    on traffic of GPUs that have no direct NVLink; without it such pairs go over PCIe and the CPUs.
     """
 
     name: str
@@ -83,6 +86,7 @@ class NodeSpec:
     host_memory_bytes: float
     nics: tuple[tuple[str, ...], ...] | None = None
     nvlink_relay: bool = False
+    source: str = ""
 
     @property
     def devices(self) -> tuple[str, ...]:
@@ -106,7 +110,7 @@ class Fabric:
     spines: int = 1
     oversubscription: float = 1.0
     latency_s: float = 0.0
-    routing: Literal["even", "by_destination"] = "even"
+    routing: Routing = "even"
     source: str = ""
 
 

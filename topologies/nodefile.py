@@ -3,51 +3,59 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import get_args
+from dataclasses import dataclass
+from typing import Any, get_args
 
-from foreshard.topologies.fields import Fields
+from foreshard.topologies.fields import Fields, near
 from foreshard.topologies.machine import LEAF, SWITCH, Architecture, Gpu, Link, LinkKind, NodeSpec
+from foreshard.topologies.shipped import parts
 from foreshard.topologies.units import BYTES, BYTES_PER_S, FLOPS, SECONDS
 
-__all__ = ["read_gpu", "read_node"]
+__all__ = ["read_gpu", "read_link", "read_node"]
 
 
 def read_gpu(fields: Fields) -> Gpu:
     """Return a GPU model from its table."""
     flops = fields.table("flops")
-    rates = {name: flops.quantity(name, FLOPS) for name in flops.keys()} if flops else {}
+    rates = {name: flops.quantity(name, FLOPS) for name in flops} if flops else {}
     gpu = Gpu(
         name=fields.text("name"),
-        architecture=fields.text("architecture", choices=get_args(Architecture)),  # type: ignore[arg-type]
+        architecture=fields.choice("architecture", get_args(Architecture)),
         hbm_bytes=fields.quantity("hbm", BYTES),
         hbm_bytes_per_s=fields.quantity("hbm_bandwidth", BYTES_PER_S),
         l2_bytes=fields.quantity("l2", BYTES),
         flops=rates,
-        source=fields.text("source"),
+        source=fields.source("hbm", "hbm_bandwidth", "l2", "flops"),
     )
     fields.finish()
     return gpu
 
 
-class _Cable:
-    """Bandwidth, usable bandwidth, latency and source of one kind of link."""
+def _part(fields: Fields, key: str, kind: str) -> Fields | None:
+    """The table of a part: given in place, or the name of one in the catalogue; None if it is absent."""
+    value = fields.raw(key)
+    if not isinstance(value, str):
+        return fields.table(key)
+    catalogue = parts(kind)
+    if value not in catalogue:
+        fields.note(key, f"there is no {kind} {value!r} in the catalogue; {near(value, catalogue)}")
+        return None
+    named: dict[str, Any] = {"name": value} if kind == "gpu" else {}
+    return Fields({**named, **catalogue[value]}, f"{fields.path}.{key}".lstrip("."), fields.problems)
 
-    def __init__(self, fields: Fields | None, kind: LinkKind) -> None:
-        self.kind: LinkKind = kind
-        self.bandwidth = self.usable = self.latency_s = 0.0
-        self.source = ""
-        if fields is None:
-            return
-        self.bandwidth = fields.quantity("bandwidth", BYTES_PER_S)
-        self.usable = fields.quantity("usable", BYTES_PER_S)
-        self.latency_s = fields.quantity("latency", SECONDS, "0 s")
-        self.source = fields.text("source")
-        if self.usable > self.bandwidth:
-            fields.note("usable", "is above bandwidth: a link cannot carry more than it has")
-        fields.finish()
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Cable:
+    """What one kind of link carries, and where the numbers are from."""
+
+    bandwidth: float
+    usable: float
+    latency_s: float
+    kind: LinkKind
+    source: str
 
     def both(self, a: str, b: str, lanes: int = 1) -> Iterator[Link]:
-        """The two links between a and b."""
+        """The two links between a and b, each of `lanes` such cables."""
         for src, dst in ((a, b), (b, a)):
             yield Link(
                 src=src,
@@ -60,50 +68,128 @@ class _Cable:
             )
 
 
-def read_node(fields: Fields, gpu: Gpu) -> NodeSpec:
-    """Return a kind of node from its short form."""
+_NO_CABLE = _Cable(bandwidth=1.0, usable=1.0, latency_s=0.0, kind="pcie", source="")
+
+
+def _read_cable(fields: Fields | None, kind: LinkKind) -> _Cable:
+    if fields is None:
+        return _NO_CABLE
+    kind = fields.choice("kind", get_args(LinkKind), kind)
+    bandwidth, usable = fields.quantity("bandwidth", BYTES_PER_S), fields.quantity("usable", BYTES_PER_S)
+    if usable > bandwidth:
+        fields.note("usable", f"{fields.raw('usable')!r} is above the bandwidth {fields.raw('bandwidth')!r}")
+    latency = fields.quantity("latency", SECONDS)
+    source = fields.source("bandwidth", "usable", "latency")
+    fields.finish()
+    return _Cable(bandwidth=bandwidth, usable=usable, latency_s=latency, kind=kind, source=source)
+
+
+def read_link(fields: Fields) -> Link:
+    """Return one directed link of the explicit form."""
+    src, dst = fields.text("src"), fields.text("dst")
+    cable = _read_cable(fields_without(fields, "src", "dst"), "pcie")
+    return next(cable.both(src, dst))
+
+
+def fields_without(fields: Fields, *keys: str) -> Fields:
+    """The same table without some keys."""
+    return Fields({key: fields.raw(key) for key in fields if key not in keys}, fields.path, fields.problems)
+
+
+def read_node(fields: Fields, parent: Fields) -> NodeSpec:
+    """Return a kind of node from its short form; `parent` holds the `gpu` table or name beside it."""
+    gpu_fields = _part(parent, "gpu", "gpu")
+    gpu = read_gpu(gpu_fields) if gpu_fields else None
     name = fields.text("name", "node")
     gpus, nics = fields.integer("gpus", maximum=64), fields.integer("nics", 0, minimum=0, maximum=64)
     memory = fields.quantity("host_memory", BYTES)
-    nvlink = list(_nvlinks(fields, gpus))
-    pcie = list(_pcie_links(fields, gpus, nics))
+    relay = fields.flag("nvlink_relay", False)
+    links = [*_nvlinks(fields, gpus), *_host_links(fields, gpus, nics)]
+    chosen = _chosen_nics(fields, gpus, nics)
+    source = fields.source("gpus", "nics", "cpus", "pcie_switches", "host_memory")
     fields.finish()
-    gpus_ = (gpu,) * gpus
-    return NodeSpec(name=name, gpus=gpus_, links=tuple(nvlink + pcie), host_memory_bytes=memory)
+    return NodeSpec(
+        name=name,
+        gpus=(gpu,) * gpus if gpu else (),
+        links=tuple(links),
+        host_memory_bytes=memory,
+        nics=chosen,
+        nvlink_relay=relay,
+        source=source,
+    )
+
+
+def _chosen_nics(fields: Fields, gpus: int, nics: int) -> tuple[tuple[str, ...], ...] | None:
+    """NICs of each GPU if the file states them: a list of NIC numbers a GPU."""
+    if not fields.has("gpu_nics"):
+        return None
+    rows = fields.values("gpu_nics")
+    if len(rows) != gpus:
+        fields.note("gpu_nics", f"has {len(rows)} entries for {gpus} GPUs: give one list of NIC numbers a GPU")
+    for index, row in enumerate(rows):
+        if not isinstance(row, list) or not row or not all(isinstance(n, int) and 0 <= n < nics for n in row):
+            fields.note(f"gpu_nics[{index}]", f"{row!r} is not a list of NIC numbers 0 .. {nics - 1}")
+            return None
+    return tuple(tuple(f"nic{n}" for n in row) for row in rows)
 
 
 def _nvlinks(fields: Fields, gpus: int) -> Iterator[Link]:
-    table = fields.table("nvlink", required=False)
-    if table is None:
+    shape = fields.choice("nvlink_topology", ("none", "switch", "domain", "mesh"), "none")
+    if shape == "none":
+        if fields.has("nvlink"):
+            fields.note("nvlink_topology", "is missing: give switch, domain or mesh beside nvlink")
         return
-    topology = table.text("topology", choices=("switch", "domain", "mesh"))
-    pairs = table.values("pairs", []) if topology == "mesh" else []
-    table.has("topology")
-    cable = _Cable(table, "nvlink")
-    for a, b, lanes in pairs:
-        yield from cable.both(f"gpu{a}", f"gpu{b}", lanes)
-    if topology != "mesh":
-        for g in range(gpus):
-            yield from cable.both(f"gpu{g}", SWITCH if topology == "domain" else "nvswitch")
+    cable = _read_cable(_part(fields, "nvlink", "link"), "nvlink")
+    if shape == "mesh":
+        for a, b, lanes in _mesh_pairs(fields, gpus):
+            yield from cable.both(f"gpu{a}", f"gpu{b}", lanes)
+        return
+    for g in range(gpus):
+        yield from cable.both(f"gpu{g}", SWITCH if shape == "domain" else "nvswitch")
 
 
-def _pcie_links(fields: Fields, gpus: int, nics: int) -> Iterator[Link]:
+def _mesh_pairs(fields: Fields, gpus: int) -> Iterator[tuple[int, int, int]]:
+    """Entries [gpu, gpu, links between them]."""
+    seen: set[frozenset[int]] = set()
+    for index, pair in enumerate(fields.values("nvlink_pairs")):
+        where = f"nvlink_pairs[{index}]"
+        if not isinstance(pair, list) or len(pair) != 3 or not all(type(value) is int for value in pair):
+            fields.note(where, f"{pair!r} is not [gpu, gpu, number of NVLinks between them]")
+            continue
+        a, b, lanes = pair
+        if not (0 <= a < gpus and 0 <= b < gpus and a != b and 1 <= lanes <= 64):
+            fields.note(where, f"{pair!r} does not join two of the GPUs 0 .. {gpus - 1} by 1 to 64 NVLinks")
+        elif frozenset((a, b)) in seen:
+            fields.note(where, f"joins GPUs {a} and {b} a second time")
+        else:
+            seen.add(frozenset((a, b)))
+            yield a, b, lanes
+
+
+def _host_links(fields: Fields, gpus: int, nics: int) -> Iterator[Link]:
+    """Links of CPUs, host memory, PCIe switches and NICs; GPUs and NICs are dealt evenly over what they hang on."""
     cpus = fields.integer("cpus", 1, maximum=16)
     switches = fields.integer("pcie_switches", 0, minimum=0, maximum=64)
-    slot = _Cable(fields.table("pcie"), "pcie")
-    uplink = _Cable(fields.table("pcie_uplink", required=False) if switches else None, "pcie") if switches else slot
-    memory = _Cable(fields.table("memory"), "dram")
-    smp = _Cable(fields.table("smp") if cpus > 1 else None, "smp")
-    port = _Cable(fields.table("nic") if nics else None, "network")
+    nics_at = fields.choice("nics_at", ("switch", "cpu"), "switch")
+    slot = _read_cable(_part(fields, "pcie", "link"), "pcie")
+    own_slot = fields.has("nic_pcie")
+    nic_slot = _read_cable(_part(fields, "nic_pcie", "link"), "pcie") if own_slot else slot
+    own_uplink = fields.has("pcie_uplink")
+    uplink = _read_cable(_part(fields, "pcie_uplink", "link"), "pcie") if own_uplink else slot
+    memory = _read_cable(_part(fields, "memory", "link"), "dram")
+    smp = _read_cable(_part(fields, "smp", "link"), "smp") if cpus > 1 else _NO_CABLE
+    port = _read_cable(_part(fields, "nic", "link"), "network") if nics else _NO_CABLE
+    sockets = [f"cpu{c}" for c in range(cpus)]
+    holders = [f"pcie{i}" for i in range(switches)] or sockets
     for c in range(cpus):
         yield from memory.both(f"cpu{c}", f"mem{c}")
         for other in range(c + 1, cpus):
             yield from smp.both(f"cpu{c}", f"cpu{other}")
-    parents = [f"pcie{i}" for i in range(switches)] or [f"cpu{i}" for i in range(cpus)]
     for i in range(switches):
-        yield from (uplink if uplink.bandwidth else slot).both(f"pcie{i}", f"cpu{i * cpus // switches}")
+        yield from uplink.both(f"pcie{i}", sockets[i * cpus // switches])
     for g in range(gpus):
-        yield from slot.both(f"gpu{g}", parents[g * len(parents) // gpus])
+        yield from slot.both(f"gpu{g}", holders[g * len(holders) // gpus])
+    nic_holders = sockets if nics_at == "cpu" else holders
     for n in range(nics):
-        yield from slot.both(f"nic{n}", parents[n * len(parents) // nics])
+        yield from nic_slot.both(f"nic{n}", nic_holders[n * len(nic_holders) // nics])
         yield from port.both(f"nic{n}", LEAF)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from math import lcm
 from typing import Any
 
@@ -22,7 +23,7 @@ IntArray = NDArray[np.int64]
 
 # Cost of a hop: an NVLink is preferred to any PCIe path, a PCIe path to one through a CPU, that to one between
 # sockets: the order of NCCL's path types NVL < PIX < PXB < PHB < SYS.
-_HOP_COST = {"nvlink": 1.0, "pcie": 100.0, "dram": 100.0, "smp": 10_000.0, "network": 100.0}
+_HOP_COST = {"nvlink": 1.0, "c2c": 100.0, "pcie": 100.0, "dram": 100.0, "smp": 10_000.0, "network": 100.0}
 _CPU_COST = 1_000.0
 
 
@@ -94,16 +95,29 @@ class _Finder:
     def route(self, src: str, dst: str) -> Route | None:
         """Link numbers of the cheapest route."""
         path = self._reachable(src)[1].get(dst)
-        return None if path is None else tuple(self.number[pair] for pair in zip(path, path[1:], strict=False))
+        return None if path is None else tuple(self.number[pair] for pair in pairwise(path))
+
+    def direct(self, src: str, dst: str) -> Route | None:
+        """The link from `src` to `dst` alone."""
+        number = self.number.get((src, dst))
+        return None if number is None else (number,)
+
+    def to_leaf(self, gpu: str, nic: str | None) -> Route | None:
+        """Link numbers from a GPU through a NIC to the leaf switch."""
+        return _join(self.route(gpu, nic), self.direct(nic, LEAF)) if nic else None
+
+    def from_leaf(self, nic: str | None, gpu: str) -> Route | None:
+        """Link numbers from the leaf switch through a NIC to a GPU."""
+        return _join(self.direct(LEAF, nic), self.route(nic, gpu)) if nic else None
 
 
-def _join(*parts: Route | None) -> Route | None:
-    return None if any(part is None for part in parts) else tuple(i for part in parts if part for i in part)
+def _join(first: Route | None, second: Route | None) -> Route | None:
+    return None if first is None or second is None else first + second
 
 
 def _nearest_nics(finder: _Finder, gpus: Sequence[str], nics: Sequence[str]) -> list[tuple[str, ...]]:
     """NICs of each GPU: the nearest working ones, divided among the GPUs that are equally near to the same NICs."""
-    alive = [nic for nic in nics if finder.route(nic, LEAF) is not None and (LEAF, nic) in finder.number]
+    alive = [nic for nic in nics if finder.direct(nic, LEAF) and finder.direct(LEAF, nic)]
     near: list[tuple[str, ...]] = []
     for gpu in gpus:
         distances = {nic: finder.distance(gpu, nic) for nic in alive}
@@ -121,38 +135,29 @@ def _nearest_nics(finder: _Finder, gpus: Sequence[str], nics: Sequence[str]) -> 
     return chosen
 
 
+def _spread_over_slots(chosen: Sequence[tuple[str, ...]]) -> list[list[str | None]]:
+    """The NIC of each GPU in each slot: as many slots as let every GPU use each of its NICs equally often."""
+    slots = lcm(*(len(nics) for nics in chosen if nics)) if any(chosen) else 1
+    return [[nics[k * len(nics) // slots] if nics else None for nics in chosen] for k in range(slots)]
+
+
 def compute_node_routes(spec: NodeSpec) -> NodeRoutes:
     """Return the routes of one kind of node over its links with bandwidth above 0."""
     finder = _Finder(spec)
     gpus = [f"gpu{i}" for i in range(len(spec.gpus))]
     nics = sorted((d for d in spec.devices if d.startswith("nic")), key=lambda name: int(name[3:]))
-    memories = [d for d in spec.devices if d.startswith("mem")]
+    memories = sorted(d for d in spec.devices if d.startswith("mem"))
     chosen = list(spec.nics) if spec.nics is not None else _nearest_nics(finder, gpus, nics)
-    slots = lcm(*(len(c) for c in chosen if c)) if any(chosen) else 1
-    slot_nic = [[c[k * len(c) // slots] if c else None for c in chosen] for k in range(slots)]
-    out, into, nic = [], [], []
-    for row in slot_nic:
-        out.append(
-            tuple(n and _join(finder.route(g, n), finder.route(n, LEAF)) for g, n in zip(gpus, row, strict=True))
-        )
-        into.append(
-            tuple(n and _join(_link(finder, LEAF, n), finder.route(n, g)) for g, n in zip(gpus, row, strict=True))
-        )
-        nic.append([nics.index(n) if n else -1 for n in row])
+    slot_nic = _spread_over_slots(chosen)
     near = [min(memories, key=lambda m: finder.distance(m, g), default="") for g in gpus]
     return NodeRoutes(
         links=len(spec.links),
         peer=tuple(tuple(() if s == d else finder.route(s, d) for d in gpus) for s in gpus),
-        up=tuple(_link(finder, g, SWITCH) for g in gpus),
-        down=tuple(_link(finder, SWITCH, g) for g in gpus),
-        egress=tuple(out),
-        ingress=tuple(into),
-        nic=np.array(nic, dtype=np.int64).reshape(slots, len(gpus)),
+        up=tuple(finder.direct(g, SWITCH) for g in gpus),
+        down=tuple(finder.direct(SWITCH, g) for g in gpus),
+        egress=tuple(tuple(finder.to_leaf(g, n) for g, n in zip(gpus, row, strict=True)) for row in slot_nic),
+        ingress=tuple(tuple(finder.from_leaf(n, g) for g, n in zip(gpus, row, strict=True)) for row in slot_nic),
+        nic=np.array([[int(n[3:]) if n else -1 for n in row] for row in slot_nic], dtype=np.int64),
         to_device=tuple(finder.route(m, g) for m, g in zip(near, gpus, strict=True)),
         from_device=tuple(finder.route(g, m) for m, g in zip(near, gpus, strict=True)),
     )
-
-
-def _link(finder: _Finder, src: str, dst: str) -> Route | None:
-    number = finder.number.get((src, dst))
-    return None if number is None else (number,)
