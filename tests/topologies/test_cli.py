@@ -1,0 +1,102 @@
+"""The command line: assembled from rooms, a room that fails takes no other with it, mistakes end in one line and 2."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+
+import click
+import pytest
+
+from foreshard.topologies import cli
+from foreshard.topologies.errors import InputError
+
+
+class Point:
+    """An entry point that gives or raises what it was made with."""
+
+    def __init__(self, name: str, found: object) -> None:
+        self.name, self.value, self.found = name, f"{name}:COMMANDS", found
+
+    def load(self) -> object:
+        if isinstance(self.found, Exception):
+            raise self.found
+        return self.found
+
+
+def command(name: str, action: Callable[[], object]) -> click.Command:
+    return click.Command(name, callback=action)
+
+
+def refuse() -> None:
+    raise InputError(["one thing", "another thing"], where="job.toml")
+
+
+def interrupt() -> None:
+    raise KeyboardInterrupt
+
+
+def hang_up() -> None:
+    raise BrokenPipeError
+
+
+@pytest.fixture
+def rooms(monkeypatch: pytest.MonkeyPatch) -> None:
+    points = [
+        Point("whole", [command("hello", lambda: click.echo("hi")), command("refuse", refuse)]),
+        Point("endings", [command("interrupt", interrupt), command("hang-up", hang_up)]),
+        Point("absent", ModuleNotFoundError("No module named 'torch'", name="torch")),
+        Point("broken", RuntimeError("no driver")),
+        Point("wrong", ["hello"]),
+    ]
+    monkeypatch.setattr(cli, "entry_points", lambda group: points)
+
+
+@pytest.mark.usefixtures("rooms")
+class TestRooms:
+    def test_a_room_that_cannot_be_imported_does_not_kill_the_others(self, capsys: pytest.CaptureFixture[str]) -> None:
+        assert cli.run(["hello"]) == 0
+        assert capsys.readouterr() == ("hi\n", "")
+
+    def test_help_says_plainly_which_room_is_missing_and_why(self, capsys: pytest.CaptureFixture[str]) -> None:
+        assert cli.run(["--help"]) == 0
+        text = " ".join(capsys.readouterr().out.split())
+        assert "The commands of absent are not available: the package torch is not installed" in text
+        assert "The commands of broken are not available: RuntimeError: no driver" in text
+        assert "The commands of wrong are not available: TypeError: wrong:COMMANDS is not a list of click" in text
+
+    def test_an_unknown_command_may_be_one_of_a_missing_room(self, capsys: pytest.CaptureFixture[str]) -> None:
+        assert cli.run(["calibrate"]) == 2
+        assert "the package torch is not installed" in capsys.readouterr().err
+
+    def test_a_mistake_goes_to_stderr_with_code_2(self, capsys: pytest.CaptureFixture[str]) -> None:
+        assert cli.run(["refuse"]) == 2
+        assert capsys.readouterr() == ("", "error: job.toml: 2 mistakes:\n  - one thing\n  - another thing\n")
+
+    def test_an_unknown_option_exits_with_2(self) -> None:
+        assert cli.run(["hello", "--nope"]) == 2
+
+    def test_an_interrupt_exits_with_130(self) -> None:
+        assert cli.run(["interrupt"]) == 130
+
+    def test_a_reader_that_goes_away_is_no_error_to_report(self, capsys: pytest.CaptureFixture[str]) -> None:
+        with pytest.raises(SystemExit) as ended:
+            sys.exit(cli.run(["hang-up"]))
+        assert ended.value.code == 1
+        assert capsys.readouterr().err == ""
+
+
+def foreshard(*arguments: str) -> subprocess.CompletedProcess[str]:
+    code = "from foreshard.topologies.cli import main; main()"
+    return subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True, check=False)
+
+
+def test_version_is_that_of_the_installed_distribution() -> None:
+    assert foreshard("--version").stdout.startswith("foreshard, version ")
+
+
+def test_a_closed_pipe_leaves_no_traceback() -> None:
+    script = f"{sys.executable} -c 'from foreshard.topologies.cli import main; main()' --help | true"
+    done = subprocess.run(script, shell=True, capture_output=True, text=True, check=False)
+    assert done.stderr == ""
