@@ -1,16 +1,19 @@
-"""The members of a collective as NCCL orders them: node by node, and who is neighbour of whom in a ring."""
+"""The members of a collective as NCCL orders them: node by node, and who is neighbour of whom in ring and tree."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from math import inf
 
 import numpy as np
 from numpy.typing import NDArray
 
+from foreshard.simulator.machine_constants import machine_constant
+from foreshard.simulator.nccl import Shape, tables
 from foreshard.topologies.cluster import Cluster
 
-__all__ = ["Flows", "Members"]
+__all__ = ["Flows", "Loads", "Members"]
 
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
@@ -38,18 +41,64 @@ class Flows:
         return Flows(self.src, self.dst, self.nbytes * factor)
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Loads:
+    """Bytes on links of a cluster: `links` sorted [k], `nbytes` [k]."""
+
+    cluster: Cluster
+    links: IntArray
+    nbytes: FloatArray
+
+    @classmethod
+    def of(cls, cluster: Cluster, flows: Flows) -> Loads:
+        """What flows put on the links of their routes."""
+        return cls(cluster, *cluster.loads(flows.src, flows.dst, flows.nbytes))
+
+    def times(self, factor: float) -> Loads:
+        """The same links with all bytes times `factor`."""
+        return Loads(self.cluster, self.links, self.nbytes * factor)
+
+    def plus(self, other: Loads) -> Loads:
+        """Both loads together."""
+        links, inverse = np.unique(np.concatenate([self.links, other.links]), return_inverse=True)
+        total = np.bincount(inverse, np.concatenate([self.nbytes, other.nbytes]), len(links)).astype(np.float64)
+        return Loads(self.cluster, links, total)
+
+    @property
+    def transfer_s(self) -> float:
+        """Seconds on the busiest link at what links really carry."""
+        return float((self.nbytes / self.cluster.link_usable[self.links]).max(initial=0.0))
+
+    def nominal_s(self, kind: str) -> float:
+        """Seconds on the busiest link of a kind at nominal bandwidth."""
+        chosen = self.cluster.link_kind[self.links] == kind
+        return float((self.nbytes[chosen] / self.cluster.link_bandwidth[self.links[chosen]]).max(initial=0.0))
+
+    @property
+    def bound(self) -> tuple[float, str]:
+        """Seconds on the busiest link at nominal bandwidth, and its name."""
+        if not len(self.links):
+            return 0.0, ""
+        times = self.nbytes / self.cluster.link_bandwidth[self.links]
+        worst = int(times.argmax())
+        return float(times[worst]), self.cluster.link_name(int(self.links[worst]))
+
+
 class Members:
     """Ranks of one group on one cluster; `nodes` are its NVLink domains in the order of their first member.
 
-    NCCL treats an NVLink domain of several nodes (MNNVL) as one node, and so does everything here.
+    NCCL treats an NVLink domain of several nodes (MNNVL) as one node, and so does everything here. Loads are those
+    of one byte and are computed once.
     """
 
     def __init__(self, cluster: Cluster, ranks: IntArray) -> None:
         self.cluster = cluster
         self.ranks = np.asarray(ranks, dtype=np.int64)
         domains = cluster.domain_of[self.ranks]
-        _, first = np.unique(domains, return_index=True)
-        self.nodes: tuple[IntArray, ...] = tuple(self.ranks[domains == domains[at]] for at in np.sort(first))
+        order = np.argsort(domains, kind="stable")
+        _, starts = np.unique(domains[order], return_index=True)
+        nodes = np.split(order, starts[1:])
+        self.nodes: tuple[IntArray, ...] = tuple(self.ranks[node] for node in sorted(nodes, key=lambda node: node[0]))
 
     @property
     def size(self) -> int:
@@ -60,10 +109,6 @@ class Members:
     def largest(self) -> int:
         """Ranks of the group in the node that has most of them."""
         return max(len(node) for node in self.nodes)
-
-    def loads(self, flows: Flows) -> tuple[IntArray, FloatArray]:
-        """Bytes that flows put on links: (link numbers [k], bytes [k])."""
-        return self.cluster.loads(flows.src, flows.dst, flows.nbytes)
 
     def between(self, a: IntArray, b: IntArray) -> Flows:
         """One byte from node a to node b, spread evenly over their members' NICs."""
@@ -79,40 +124,95 @@ class Members:
 
     def _mesh(self, node: IntArray) -> Flows | None:
         cluster = self.cluster
+        if len(cluster.path(int(node[0]), int(node[1]))) > 1 and self.in_switch:
+            return None
         src, dst = (np.ravel(grid) for grid in np.meshgrid(node, node, indexing="ij"))
         src, dst = src[src != dst], dst[src != dst]
         paths = [cluster.path(int(s), int(d)) for s, d in zip(src, dst, strict=True)]
         width = np.array([cluster.link_bandwidth[path[0]] if len(path) == 1 else 0.0 for path in paths])
         total = np.bincount(src, width, int(src.max()) + 1)
+        direct = width > 0
         if not (total[node] > 0).all():
             return None
-        return Flows(src, dst, width / total[src])
+        return Flows(src[direct], dst[direct], width[direct] / total[src[direct]])
 
-    @cached_property
-    def ring(self) -> Flows:
-        """One byte along every hop of NCCL's rings: each channel enters a node by one NIC, visits all its members
-        and leaves by one NIC, one channel for each member, so that all NICs of a node share the traffic."""
-        if len(self.nodes) == 1:
-            return self.within(self.nodes[0])
+    @property
+    def ring_hops(self) -> Flows:
+        """One byte over every hop between nodes of NCCL's rings, node after node in rank order and back."""
         following = self.nodes[1:] + self.nodes[:1]
-        outside = [self.between(a, b) for a, b in zip(self.nodes, following, strict=True)]
-        inside = [self.within(node).times(1 - 1 / len(node)) for node in self.nodes]
-        return Flows.join(*outside, *inside)
+        return Flows.join(*(self.between(a, b) for a, b in zip(self.nodes, following, strict=True)))
 
     @cached_property
-    def all_nodes_within(self) -> Flows:
+    def inside(self) -> Loads:
         """One byte out of and into every member, inside its node."""
-        return Flows.join(*(self.within(node) for node in self.nodes))
+        return Loads.of(self.cluster, Flows.join(*(self.within(node) for node in self.nodes)))
 
     @cached_property
-    def tree(self) -> Flows:
-        """What one byte of buffer sends over the NICs in NCCL's double binary tree: half up and half down each."""
+    def ring(self) -> Loads:
+        """One byte along NCCL's rings: each channel enters a node by one NIC, visits all its members and leaves by
+        one NIC, one channel for each member, so that all NICs of a node share the traffic."""
+        if len(self.nodes) == 1:
+            return self.inside
+        chains = Flows.join(*(self.within(node).times(1 - 1 / len(node)) for node in self.nodes))
+        return Loads.of(self.cluster, Flows.join(self.ring_hops, chains))
+
+    @cached_property
+    def across(self) -> Loads:
+        """One byte out of and into every node, spread evenly over its NICs."""
+        return Loads.of(self.cluster, self.ring_hops if len(self.nodes) > 1 else Flows.join())
+
+    @cached_property
+    def tree(self) -> Loads:
+        """What one byte of buffer sends between nodes in NCCL's double binary tree: half up and half down in each."""
         edges = [*_tree_edges(len(self.nodes)), *_mirrored_edges(len(self.nodes))]
-        flows = []
-        for child, parent in edges:
-            flows.append(self.between(self.nodes[child], self.nodes[parent]).times(0.5))
-            flows.append(self.between(self.nodes[parent], self.nodes[child]).times(0.5))
-        return Flows.join(*flows)
+        pairs = [pair for child, parent in edges for pair in ((child, parent), (parent, child))]
+        flows = [self.between(self.nodes[a], self.nodes[b]).times(0.5) for a, b in pairs]
+        return Loads.of(self.cluster, Flows.join(*flows))
+
+    @cached_property
+    def in_switch(self) -> bool:
+        """Whether the members of a node meet at an NVSwitch."""
+        node = max(self.nodes, key=len)
+        path = self.cluster.path(int(node[0]), int(node[1])) if len(node) > 1 else ()
+        return any("nvswitch" in self.cluster.link_name(link) for link in path)
+
+    @cached_property
+    def hop_s(self) -> float:
+        """The longest latency of the links between neighbouring nodes of the ring, in seconds."""
+        if len(self.nodes) == 1:
+            return 0.0
+        hops = self.ring_hops
+        return float(self.cluster.path_latency(hops.src, hops.dst).max(initial=0.0))
+
+    @cached_property
+    def shape(self) -> Shape:
+        """What NCCL's tuning sees of the group."""
+        cluster, architecture = self.cluster, self.cluster.gpu(int(self.ranks[0])).architecture
+        inside = self.inside.links
+        return Shape(
+            ranks=self.size,
+            nodes=len(self.nodes),
+            lanes=self._lanes(),
+            port=1 / self.inside.transfer_s if len(inside) else inf,
+            architecture=architecture,
+            nvlink=bool((cluster.link_kind[inside] == "nvlink").all()),
+            in_switch=self.in_switch and architecture in tables()["nvls"]["efficiency"],
+        )
+
+    def _lanes(self) -> int:
+        """NICs that carry the traffic of one node."""
+        network = self.cluster.link_kind[self.across.links] == "network"
+        return max(1, int(network.sum()) // (2 * len(self.nodes)))
+
+    def network_latency_s(self, nic_s: float) -> float:
+        """Latency of a network hop in seconds while NICs are busy for `nic_s`.
+
+        Between idle and loaded it grows linearly, and it is loaded once the transfer takes as long as that latency.
+        """
+        idle = max(machine_constant(self.cluster, "network_latency_s"), self.hop_s)
+        loaded = self.cluster.constants.get("loaded_network_latency_s")
+        full = max(idle, loaded.value if loaded else 0.0)
+        return idle + (full - idle) * min(1.0, nic_s / full) if full > 0 else 0.0
 
 
 def _tree_edges(nodes: int) -> list[tuple[int, int]]:

@@ -1,4 +1,4 @@
-"""NCCL's documented constants, its latencies, and its choice of algorithm and protocol by predicted time."""
+"""NCCL's documented latencies, bandwidth limits and choices: data/nccl.toml as functions of a group's shape."""
 
 from __future__ import annotations
 
@@ -7,148 +7,166 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
-from math import log2
+from math import inf, log2
 from typing import Any, Literal
 
-from foreshard.simulator.members import Members
+import numpy as np
+
 from foreshard.simulator.program import CollectiveKind
 
-__all__ = ["PROTOCOLS", "Algorithm", "Choice", "Protocol", "Shape", "candidates", "latency_s", "shape_of"]
+__all__ = [
+    "PROTOCOLS",
+    "Algorithm",
+    "Choice",
+    "Latency",
+    "Protocol",
+    "Shape",
+    "aws_segments",
+    "choices",
+    "latency",
+    "rate_limit",
+    "ring_share",
+    "tables",
+    "tree_correction",
+    "wire_factor",
+]
 
 Algorithm = Literal["ring", "tree", "nvls", "nvls_tree", "pat"]
 Protocol = Literal["LL", "LL128", "Simple"]
+Choice = tuple[Algorithm, Protocol]
 PROTOCOLS: tuple[Protocol, ...] = ("LL", "LL128", "Simple")
 
 
 @cache
-def constants() -> Mapping[str, Any]:
+def tables() -> Mapping[str, Any]:
     """The tables of data/nccl.toml, each with its source; times in us, bandwidths in GB/s."""
-    text = resources.files("foreshard.simulator").joinpath("data/nccl.toml").read_text(encoding="utf-8")
-    return tomllib.loads(text)
+    return tomllib.loads(resources.files("foreshard.simulator").joinpath("data/nccl.toml").read_text(encoding="utf-8"))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Shape:
-    """What NCCL's tuning looks at: ranks, nodes (NVLink domains), GPU generation, links, network latency in seconds.
+    """What NCCL's tuning looks at in a group: ranks, nodes (NVLink domains), GPU generation and kinds of link.
 
-    `intra` and `inter` are bytes/s of a ring inside a node and of all NICs of a node that the group uses.
+    `lanes` NICs of a node carry its traffic, one channel each; `port` is what a ring moves through a GPU inside its
+    node in bytes/s; `in_switch` says that NVSwitches reduce (NVLS).
     """
 
     ranks: int
     nodes: int
+    lanes: int
+    port: float
     architecture: str
     nvlink: bool
-    switch: bool
-    network_latency_s: float
-    intra: float
-    inter: float
+    in_switch: bool
+
+    @property
+    def scale(self) -> int:
+        """Index of a table with columns for 1, 2 and more nodes."""
+        return min(self.nodes, 3) - 1
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
-    """An algorithm with a protocol and the time NCCL's tuning predicts for it, in seconds."""
+class Latency:
+    """Latency in seconds: `inside` the nodes with the base, and `network_hops` hops of `hop_s` between them."""
 
-    algorithm: Algorithm
-    protocol: Protocol
-    predicted_s: float
-
-
-def steps(kind: CollectiveKind, ranks: int, nodes: int) -> tuple[int, int]:
-    """Hops of a ring, all and those between nodes (NVIDIA/nccl src/graph/tuning.cc: nsteps and nInterSteps)."""
-    match kind:
-        case "all_reduce":
-            return 2 * (ranks - 1), 2 * (nodes - 1)
-        case "reduce_scatter" | "all_gather":
-            return ranks - 1, nodes - 1
-        case _:
-            return ranks, nodes if nodes > 1 else 0
+    inside_s: float
+    hop_s: float
+    network_hops: float
 
 
-def latency_s(kind: CollectiveKind, algorithm: Algorithm, protocol: Protocol, shape: Shape) -> float:
-    """Return the latency in seconds that NCCL's tuning gives an algorithm (src/graph/tuning.cc, ncclTopoTuneModel).
+def choices(kind: CollectiveKind, shape: Shape) -> list[Choice]:
+    """Return the algorithms and protocols NCCL has for a collective on a group of this shape."""
+    found: list[Choice] = [("ring", protocol) for protocol in PROTOCOLS]
+    if kind == "all_reduce":
+        found += [("tree", protocol) for protocol in PROTOCOLS]
+        if shape.in_switch:
+            found.append(("nvls" if shape.nodes == 1 else "nvls_tree", "Simple"))
+    # PAT exists where every node has one rank of the group (ncclPatEnable).
+    if kind in ("all_gather", "reduce_scatter") and shape.nodes == shape.ranks > 1:
+        found.append(("pat", "Simple"))
+    return found if shape.nvlink else [choice for choice in found if choice[1] != "LL128"]
 
-    ring: base + (steps - inter) intra + inter net; tree: base + 2 ((n/N - 1) intra + log2(N) net); a net hop adds
-    the network's own latency, twice for Simple (its flush).
+
+def ring_share(kind: CollectiveKind, ranks: int) -> float:
+    """Bytes a ring sends over each hop per byte of size: 2 (n-1)/n for all_reduce, 1 for broadcast, else (n-1)/n."""
+    return {"all_reduce": 2 * (ranks - 1) / ranks, "broadcast": 1.0}.get(kind, (ranks - 1) / ranks)
+
+
+def wire_factor(protocol: Protocol) -> float:
+    """Bytes on the wire for each byte of data."""
+    return float(tables()["wire"]["bytes_per_byte"][PROTOCOLS.index(protocol)])
+
+
+def latency(kind: CollectiveKind, algorithm: Algorithm, protocol: Protocol, shape: Shape) -> Latency:
+    """Return the latency of an algorithm as NCCL's tuning counts it (src/graph/tuning.cc, ncclTopoTuneModel).
+
+    ring: base + (steps - inter) intra + inter net, with steps 2 (n-1) and inter 2 (N-1) for all_reduce, half of it
+    for the others. tree: base + 2 ((n/N - 1) intra + log2(N) net). NVLS: base + intra, over nodes 2 log2(N) net more.
     """
-    column = PROTOCOLS.index(protocol)
     row = "nvls" if algorithm == "nvls_tree" else algorithm
-    table = constants()["latency"]
-    base, intra, net = (table[place][row][column] * 1e-6 for place in (
-        "base", "nvlink" if shape.nvlink else "pcie", "network"))  # fmt: skip
-    net += shape.network_latency_s * (2 if protocol == "Simple" else 1)
-    total, between = steps(kind, shape.ranks, shape.nodes)
-    depth = log2(shape.nodes)
+    column = PROTOCOLS.index(protocol)
+    places = ("base", "nvlink" if shape.nvlink else "pcie", "network")
+    base, intra, hop = (tables()["latency"][place][row][column] * 1e-6 for place in places)
+    n, nodes, depth = shape.ranks, shape.nodes, log2(shape.nodes)
     match algorithm:
         case "ring":
-            return float(base + (total - between) * intra + between * net)
+            rounds = 2 if kind == "all_reduce" else 1
+            return Latency(base + rounds * (n - nodes) * intra, hop, rounds * (nodes - 1))
         case "tree":
-            return float(base + 2 * ((shape.ranks / shape.nodes - 1) * intra + depth * net))
-        case "nvls":
-            return float(base + intra)
-        case "nvls_tree":
-            return float(base + intra + 2 * depth * net)
+            return Latency(base + 2 * (n / nodes - 1) * intra, hop, 2 * depth)
+        case "nvls" | "nvls_tree":
+            return Latency(base + intra, hop, 2 * depth)
         case "pat":
-            return float(base + log2(shape.ranks) * (intra if shape.nodes == 1 else net))
+            pat = tables()["pat"]
+            return Latency(base + n * pat["per_rank"] * 1e-6, hop, depth / pat["network_divisor"])
 
 
-def candidates(kind: CollectiveKind, shape: Shape, nbytes: float) -> list[Choice]:
-    """Return what NCCL could run, with predicted times, the fastest first."""
-    found = [
-        Choice(algorithm, protocol, latency_s(kind, algorithm, protocol, shape) + nbytes / rate)
-        for algorithm in _algorithms(kind, shape)
-        for protocol in PROTOCOLS
-        if (rate := bandwidth(kind, algorithm, protocol, shape)) > 0
-    ]
-    return sorted(found, key=lambda choice: choice.predicted_s)
+def rate_limit(kind: CollectiveKind, choice: Choice, shape: Shape, nbytes: float) -> float:
+    """Return the most bytes of size per second that a protocol reaches whatever the links; infinite if unlimited.
 
-
-def _algorithms(kind: CollectiveKind, shape: Shape) -> list[Algorithm]:
-    if kind != "all_reduce":
-        return ["ring"]
-    nvls = shape.switch and constants()["nvls"]["efficiency"].get(shape.architecture, 0) > 0 and shape.ranks > 2
-    if shape.nodes == 1:
-        return ["ring", "tree", "nvls"] if nvls else ["ring", "tree"]
-    return ["ring", "tree", "nvls_tree"] if nvls else ["ring", "tree"]
-
-
-def bandwidth(kind: CollectiveKind, algorithm: Algorithm, protocol: Protocol, shape: Shape) -> float:
-    """Return NCCL's predicted bytes/s of buffer for an algorithm and protocol; 0 where it does not exist."""
-    column = PROTOCOLS.index(protocol)
-    port = shape.intra if shape.nodes == 1 else min(shape.intra, shape.inter)
-    if algorithm in ("nvls", "nvls_tree"):
-        if protocol != "Simple":
-            return 0.0
-        efficiency = float(constants()["nvls"]["efficiency"][shape.architecture])
-        inside = shape.intra * efficiency
-        return inside if shape.nodes == 1 else min(inside, shape.inter / (1 if shape.nodes == 2 else 2))
-    busy = port / float(constants()["protocol"]["wire"][column])
-    if protocol == "LL":
-        row = constants()["ll_bandwidth"].get(shape.architecture, constants()["ll_bandwidth"]["hopper"])
-        busy = min(busy, row[min(shape.nodes, 3) - 1] * 1e9)
+    LL is limited by its flags, LL128 and trees by what a channel moves; one channel a NIC. On a single node as many
+    channels as needed exist, so that only LL has a limit there.
+    """
+    algorithm, protocol = choice
+    if algorithm == "ring":
+        return _busy_limit(algorithm, protocol, shape) / ring_share(kind, shape.ranks)
     if algorithm == "tree":
-        return busy * 0.92 * (1.0 if shape.nodes == 2 else 0.5)
-    total, _ = steps(kind, shape.ranks, shape.nodes)
-    return busy * shape.ranks / total
+        return _busy_limit(algorithm, protocol, shape) / 2 * tree_correction(protocol, nbytes)
+    return inf
 
 
-def shape_of(members: Members) -> Shape:
-    """Return what NCCL sees of a group on its cluster."""
-    cluster = members.cluster
-    loads, _ = members.loads(members.all_nodes_within)
-    inside = cluster.link_usable[loads]
-    outside = 0.0
-    if len(members.nodes) > 1:
-        links, nbytes = members.loads(members.between(members.nodes[0], members.nodes[1]))
-        outside = float((cluster.link_usable[links] / nbytes).min())
-    kinds = cluster.link_kind[loads]
-    latency = cluster.constants.get("network_latency_s")
-    return Shape(
-        ranks=members.size,
-        nodes=len(members.nodes),
-        architecture=cluster.gpu(int(members.ranks[0])).architecture,
-        nvlink=bool((kinds == "nvlink").all()),
-        switch=any("nvswitch" in cluster.link_name(int(link)) for link in loads[:2]),
-        network_latency_s=latency.value if latency else 0.0,
-        intra=float(inside.min(initial=float("inf"))),
-        inter=outside or float("inf"),
-    )
+def _busy_limit(algorithm: Algorithm, protocol: Protocol, shape: Shape) -> float:
+    by_port = inf
+    if algorithm == "tree":
+        share = tables()["tree_port_share"]["one_node" if shape.nodes == 1 else "more_nodes"]
+        by_port = shape.port * float(share[PROTOCOLS.index(protocol)])
+    return min(by_port, _channel_limit(algorithm, protocol, shape))
+
+
+def _channel_limit(algorithm: Algorithm, protocol: Protocol, shape: Shape) -> float:
+    def row(table: str) -> float:
+        values = tables()[table]
+        return float(values.get(shape.architecture, values["ampere"])[shape.scale]) * 1e9
+
+    if protocol == "LL":
+        return row("ll_max_bandwidth")
+    if shape.nodes == 1 or (algorithm == "ring" and protocol == "Simple"):
+        return inf
+    name = "tree_per_channel" if protocol == "Simple" else f"{algorithm}_ll128_per_channel"
+    return row(name) * shape.lanes
+
+
+def tree_correction(protocol: Protocol, nbytes: float) -> float:
+    """Share of its bandwidth that a tree reaches at a size, interpolated in log2 of the size (treeCorrectionFactor)."""
+    values = tables()["tree_correction"][protocol]
+    return float(np.interp(log2(max(nbytes, 1.0) / 64), np.arange(len(values)), values))
+
+
+def aws_segments(ranks: int) -> list[tuple[Choice, float]]:
+    """Return what AWS's plugin runs as all_reduce on `ranks` ranks: (choice, up to which size in bytes), ascending."""
+    segments: list[tuple[Choice, float]] = []
+    for entry in tables()["aws_ofi_tuner"]["choices"]:
+        up_to = 2 ** float(np.interp(log2(ranks), np.log2(entry["ranks"]), np.log2(entry["up_to"])))
+        if up_to > max((size for _, size in segments), default=1.0):
+            segments.append(((entry["algorithm"], entry["protocol"]), up_to))
+    return [*segments, (("ring", "Simple"), inf)]

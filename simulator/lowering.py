@@ -1,0 +1,30 @@
+"""What a collective becomes: phases of link loads, and the bound that holds whatever the algorithm."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = ["Lowered", "Phase"]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Phase:
+    """Wait `latency_s`, then move nbytes[k] over links[k] together, in no less than `floor_s`."""
+
+    latency_s: float
+    links: NDArray[np.int64]
+    nbytes: NDArray[np.float64]
+    floor_s: float
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Lowered:
+    """One group's collective: its algorithm, phases one after the other, and the bound with the link that sets it."""
+
+    algorithm: str
+    phases: tuple[Phase, ...]
+    bound_s: float
+    bottleneck: str

@@ -1,0 +1,36 @@
+"""Constants of a machine that its collectives use: the cluster's own, else defaults with their sources."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping
+from functools import cache
+from importlib import resources
+from types import MappingProxyType
+
+from foreshard.topologies.cluster import Cluster
+from foreshard.topologies.machine import Sourced
+
+__all__ = ["default_constants", "machine_constant", "machine_constants"]
+
+
+@cache
+def default_constants() -> Mapping[str, Sourced]:
+    """The defaults of data/collectives.toml, in seconds and plain numbers."""
+    text = resources.files("foreshard.simulator").joinpath("data/collectives.toml").read_text(encoding="utf-8")
+    return MappingProxyType({name: _sourced(name, **entry) for name, entry in tomllib.loads(text).items()})
+
+
+def _sourced(name: str, value: float, source: str) -> Sourced:
+    return Sourced(value=value, unit="s" if name.endswith("_s") else "1", source=source)
+
+
+def machine_constants(cluster: Cluster) -> Mapping[str, Sourced]:
+    """Every constant the collectives of this cluster use, with its source."""
+    own = {name: constant for name, constant in cluster.constants.items() if name in default_constants()}
+    return {**default_constants(), **own}
+
+
+def machine_constant(cluster: Cluster, name: str) -> float:
+    """One constant of this cluster in its base unit, its own or the default."""
+    return (cluster.constants.get(name) or default_constants()[name]).value

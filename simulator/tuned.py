@@ -1,0 +1,117 @@
+"""all_reduce, reduce_scatter, all_gather and broadcast: ring, tree, NVLS or PAT, whichever is predicted fastest."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from foreshard.simulator.lowering import Lowered, Phase
+from foreshard.simulator.machine_constants import machine_constant
+from foreshard.simulator.members import Loads, Members
+from foreshard.simulator.nccl import Choice, aws_segments, choices, latency, rate_limit, ring_share, tables, wire_factor
+from foreshard.simulator.program import CollectiveKind
+
+__all__ = ["tuned"]
+
+
+@dataclass(frozen=True, slots=True)
+class _Run:
+    """One algorithm at one size: exposed latency, loads and floor; `total_s` when nothing else runs."""
+
+    choice: Choice
+    phase: Phase
+    total_s: float
+
+
+def tuned(members: Members, kind: CollectiveKind, nbytes: float) -> Lowered:
+    """Return a collective of `nbytes` (nccl-tests' size) run as NCCL would, with the bound of any algorithm."""
+    if members.size == 1 or nbytes <= 0:
+        return Lowered("none", (), 0.0, "")
+    run = _chosen(members, kind, nbytes)
+    return Lowered(" ".join(run.choice), (run.phase,), *_necessary(members, kind).times(nbytes).bound)
+
+
+def _chosen(members: Members, kind: CollectiveKind, nbytes: float) -> _Run:
+    shape = members.shape
+    by_aws = members.cluster.constants.get("aws_ofi_tuner")
+    if by_aws and kind == "all_reduce" and shape.nodes > 2 and shape.ranks == 8 * shape.nodes:
+        return _chosen_by_aws(members, nbytes)
+    runs = [_run(members, kind, choice, nbytes) for choice in choices(kind, shape)]
+    return min(runs, key=lambda run: run.total_s)
+
+
+def _chosen_by_aws(members: Members, nbytes: float) -> _Run:
+    """The plugin's choice, not faster than what it chose for fewer bytes took at its largest size."""
+    floor = 0.0
+    for choice, up_to in aws_segments(members.size):
+        if nbytes <= up_to:
+            run = _run(members, "all_reduce", choice, nbytes)
+            phase = run.phase
+            longer = Phase(phase.latency_s, phase.links, phase.nbytes, max(phase.floor_s, floor - phase.latency_s))
+            return _Run(choice, longer, max(run.total_s, floor))
+        floor = max(floor, _run(members, "all_reduce", choice, up_to).total_s)
+    raise AssertionError("the last segment has no end")
+
+
+def _run(members: Members, kind: CollectiveKind, choice: Choice, nbytes: float) -> _Run:
+    algorithm, protocol = choice
+    loads = _loads(members, kind, choice).times(nbytes * wire_factor(protocol))
+    floor = max(nbytes / rate_limit(kind, choice, members.shape, nbytes), _port_floor(members, choice, loads, nbytes))
+    transfer = max(floor, loads.transfer_s)
+    known = latency(kind, algorithm, protocol, members.shape)
+    # Simple waits for a flush of the network as well, which costs its latency again.
+    trips = 2 if protocol == "Simple" and algorithm != "pat" else 1
+    hop = known.hop_s + trips * members.network_latency_s(loads.nominal_s("network"))
+    exposed = known.inside_s + _exposed(members, choice, known.network_hops * hop, transfer)
+    exposed += machine_constant(members.cluster, "collective_launch_s")
+    return _Run(choice, Phase(exposed, loads.links, loads.nbytes, floor), exposed + transfer)
+
+
+def _exposed(members: Members, choice: Choice, hops_s: float, transfer_s: float) -> float:
+    """The part of the network's latency that the transfer does not hide.
+
+    Rings of LL and LL128 forward lines while the rest of a chunk arrives: hops and transfer overlap, together
+    (hops^p + transfer^p)^(1/p). Simple and trees hand on whole chunks.
+    """
+    if choice[0] != "ring" or choice[1] == "Simple" or hops_s == 0:
+        return hops_s
+    power = machine_constant(members.cluster, "ring_overlap")
+    return float((hops_s**power + transfer_s**power) ** (1 / power) - transfer_s)
+
+
+def _loads(members: Members, kind: CollectiveKind, choice: Choice) -> Loads:
+    """What one byte of size puts on links."""
+    k = members.largest
+    match choice[0]:
+        case "nvls":
+            return members.inside.times(1 + 1 / k)
+        case "nvls_tree":
+            return members.tree.plus(members.inside.times(1 + 1 / k))
+        case "tree":
+            return members.tree.plus(members.inside.times(2 * (1 - 1 / k)))
+        case _:
+            return members.ring.times(ring_share(kind, members.size))
+
+
+def _port_floor(members: Members, choice: Choice, loads: Loads, nbytes: float) -> float:
+    """The shortest time that ports allow beyond what links carry for everyone."""
+    share = machine_constant(members.cluster, "ring_network_share")
+    if choice[0] == "pat":
+        share *= tables()["pat"]["bandwidth_share"]
+    floor = loads.nominal_s("network") / share
+    if choice[0] in ("nvls", "nvls_tree"):
+        inside = members.inside.times(nbytes * (1 + 1 / members.largest))
+        floor = max(floor, inside.transfer_s / tables()["nvls"]["efficiency"][members.shape.architecture])
+    return floor
+
+
+def _necessary(members: Members, kind: CollectiveKind) -> Loads:
+    """What one byte of size must put on links whatever the algorithm.
+
+    all_reduce: every GPU and every node takes in and gives out the whole buffer once, even with reducing switches.
+    all_gather, reduce_scatter: what a GPU or a node does not hold (or keep) itself. broadcast: the whole buffer,
+    into every GPU, and into every node.
+    """
+    n, k = members.size, members.largest
+    if len(members.nodes) == 1:
+        return members.inside.times(1.0 if kind in ("all_reduce", "broadcast") else (n - 1) / n)
+    return members.across.times(1.0 if kind in ("all_reduce", "broadcast") else (n - k) / n)
