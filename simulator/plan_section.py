@@ -17,6 +17,8 @@ from foreshard.simulator.workload import Table
 
 __all__ = ["PlanRule", "expand_shorthand", "read_plan"]
 
+# Stands for a sharding with a mistake in it, told already: it contradicts nothing, so nothing more is said of its tables.
+_UNREAD = TableSharding(sharding="data_parallel")
 _KEYS = ("default", "rules", "tables")
 
 
@@ -47,12 +49,12 @@ def expand_shorthand(plan: Any) -> None:
 def read_plan(
     plan: Any, tables: Sequence[Table], names: Sequence[str] | None, problems: list[str], notes: list[Assumption]
 ) -> Plan | None:
-    """Return the plan with its rules applied to `tables`, or None if a sentence was added to `problems`.
+    """Return the plan as far as it could be read, its rules applied to `tables`; None if its default could not be.
 
     The order of precedence is plan.tables, the first rule that covers a table, plan.default. A rule that covers no
-    table is told in `notes`. `names` are all table names, also of tables that could not be read; None if unknown.
+    table is told in `notes`, every mistake in `problems`. `names` are all table names, also of tables that could not
+    be read; None if unknown.
     """
-    before = len(problems)
     if not isinstance(plan, dict):
         problems.append(f"plan = {shown(plan)}: expected a table [plan] with the keys {', '.join(_KEYS)}")
         return None
@@ -61,7 +63,7 @@ def read_plan(
     exceptions = dict(_exceptions(plan.get("tables", {}), names, problems))
     rules = list(_rules(plan.get("rules", []), problems))
     ruled = _apply(rules, [table for table in tables if table.name not in exceptions], notes)
-    if len(problems) > before or default is None:
+    if default is None:
         return None
     shardings = {**ruled, **exceptions}
     return Plan(default=default, tables=tuple((name, shardings[name]) for name in names or () if name in shardings))
@@ -78,8 +80,7 @@ def _exceptions(tables: Any, names: Sequence[str] | None, problems: list[str]) -
             hint = did_you_mean(name, names[:10_000]) or f"; the workload's are {_some(names)}"
             problems.append(f"{toml_path((*path, name))}: the workload has no table {name!r}{hint}")
         sharding = validated(TableSharding, value, (*path, name), problems)
-        if sharding is not None:
-            yield name, sharding
+        yield name, sharding or _UNREAD
 
 
 def _some(names: Sequence[str]) -> str:
@@ -105,12 +106,8 @@ def _rules(rules: Any, problems: list[str]) -> Iterator[tuple[str, PlanRule, Tab
             )
         rule = validated(PlanRule, when, path, problems)
         how = validated(TableSharding, {key: entry[key] for key in entry if key in choices}, path, problems)
-        if rule and how:
-            yield (
-                f"{toml_path(path)} ({', '.join(f'{key} = {shown(value)}' for key, value in when.items())})",
-                rule,
-                how,
-            )
+        text = ", ".join(f"{key} = {shown(value)}" for key, value in when.items())
+        yield f"{toml_path(path)} ({text})", rule or PlanRule(), how or _UNREAD
 
 
 def _apply(

@@ -295,6 +295,19 @@ def test_contradictions_between_sections_come_with_the_mistakes_in_them(tmp_path
     assert sorted(problems) == sorted(MISTAKES[name][2] for name in together)
 
 
+def test_a_plan_is_checked_as_far_as_it_can_be_read(tmp_path: Path) -> None:
+    apart = ["plan for an absent table", "plan names an absent rank", "unknown plan key", "rule for no table"]
+    problems = problems_of(written(tmp_path, changed(*(MISTAKES[name][:2] for name in apart))))
+    assert sorted(problems) == sorted(MISTAKES[name][2] for name in apart)
+
+
+def test_a_table_whose_own_sharding_is_misspelt_is_not_held_to_the_default(tmp_path: Path) -> None:
+    default = {"sharding": "row_wise", "row_splits": [625] * 8}  # right for item_id, wrong for user_id
+    document = changed(("plan/default", default), ("plan/tables/user_id", {"sharding": "row_wse"}))
+    (problem,) = problems_of(written(tmp_path, document))
+    assert problem.startswith('plan.tables.user_id.sharding = "row_wse"')
+
+
 def test_one_mistake_of_the_default_is_not_told_for_every_table(tmp_path: Path) -> None:
     document = changed(("plan", {"default": {"sharding": "data_parallel", "ranks": [0]}}))
     (problem,) = problems_of(written(tmp_path, document))
