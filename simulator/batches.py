@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,7 +13,7 @@ from foreshard.simulator.permute import starts_of
 from foreshard.simulator.workload import Table
 from foreshard.topologies.errors import InputError
 
-__all__ = ["JaggedBatch", "check_ids", "jagged_batch"]
+__all__ = ["JaggedBatch", "check_ids", "jagged_batch", "split_samples"]
 
 IntArray = NDArray[np.int64]
 FloatArray = NDArray[np.float64]
@@ -108,6 +109,26 @@ def jagged_batch(samples: Mapping[str, Sequence[Sequence[int]]]) -> JaggedBatch:
         features=tuple(samples),
         lengths=np.array(lengths, dtype=np.int64).reshape(len(samples), max(sizes, default=0)),
         values=np.array(values, dtype=np.int64),
+    )
+
+
+def split_samples(batch: JaggedBatch, ranks: int) -> tuple[JaggedBatch, ...]:
+    """Return the batch of each rank: neighbouring samples, in shares that differ by one at most."""
+    cuts = [batch.samples * rank // ranks for rank in range(ranks + 1)]
+    bag_starts = starts_of(batch.lengths.ravel())[:-1].reshape(batch.lengths.shape)
+    ends = np.append(bag_starts, batch.feature_starts[1:, None], axis=1)
+    return tuple(_samples(batch, ends, slice(begin, end)) for begin, end in pairwise(cuts))
+
+
+def _samples(batch: JaggedBatch, starts: IntArray, samples: slice) -> JaggedBatch:
+    """The samples of a span; `starts` [features, samples + 1] is where each sample's ids begin."""
+    spans = [slice(row[samples.start], row[samples.stop]) for row in starts]
+    none = np.empty(0, dtype=np.int64)
+    return JaggedBatch(
+        features=batch.features,
+        lengths=batch.lengths[:, samples],
+        values=np.concatenate([none, *(batch.values[span] for span in spans)]),
+        weights=None if batch.weights is None else np.concatenate([none, *(batch.weights[span] for span in spans)]),
     )
 
 
