@@ -192,7 +192,7 @@ def _activation_bytes(dense: Dense, batch_size: int) -> float:
 def _input_items(scenario: Scenario, demand: Demand) -> dict[str, FloatArray]:
     held = BATCHES_HELD[scenario.execution.pipeline]
     dense = scenario.workload.dense
-    dense_inputs = dense.layers[0][0] if dense.layers else 0
+    dense_inputs = dense.layers[0][0] if len(dense.layers) > 1 else 0  # one chain alone begins with the vectors
     batch = demand.batch_ids * INDEX_BYTES + demand.batch_lengths * LENGTH_BYTES
     batch = batch + float(scenario.workload.batch_size * dense_inputs * FULL_BYTES)
     dist = np.zeros(demand.world_size)

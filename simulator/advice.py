@@ -1,0 +1,141 @@
+"""What to do when a plan does not fit: every suggestion is tried on the scenario first and given only if it is true."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from foreshard.simulator.layout import ResolvedLayout
+from foreshard.simulator.memory import Memory, shard_weight_bytes
+from foreshard.simulator.scenario import Scenario
+from foreshard.simulator.sharding import Plan, ShardedTable, ShardingType, TableSharding
+from foreshard.simulator.workload import BYTES_PER_ELEMENT, DataType, Table
+from foreshard.topologies.errors import InputError
+from foreshard.topologies.units import format_bytes
+
+__all__ = ["Advice", "memory_advice"]
+
+_MOST_NODES = 1024  # doubling stops here
+_SMALLER: tuple[DataType, ...] = ("fp16", "int8")
+_OTHER_SHARDINGS: tuple[ShardingType, ...] = ("row_wise", "table_row_wise", "column_wise")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Advice:
+    """One change after which every rank fits: what to set, the changed scenario, and the peak bytes it then uses."""
+
+    text: str
+    scenario: Scenario
+    peak_bytes: float
+    hbm_cap_bytes: float
+
+    def sentence(self) -> str:
+        """The advice with the memory that its own prediction found."""
+        return f"{self.text}: {format_bytes(self.peak_bytes)} of {format_bytes(self.hbm_cap_bytes)} on the peak rank"
+
+
+def memory_advice(
+    scenario: Scenario,
+    sharded: tuple[ShardedTable, ...],
+    layout: ResolvedLayout,
+    peak_rank: int,
+    evaluate: Callable[[Scenario], Memory],
+) -> tuple[Advice, ...]:
+    """Return the single changes that make `scenario` fit, each found true by `evaluate`; empty if there is none.
+
+    Tried in this order: the smallest larger sharding group, another sharding of the table that weighs most on
+    `peak_rank`, less optimizer state, narrower weights, more nodes.
+    """
+    families = (
+        _larger_groups(scenario, layout),
+        _other_sharding(scenario, sharded, layout, peak_rank),
+        _less_state(scenario),
+        _narrower_weights(scenario),
+        _more_nodes(scenario),
+    )
+    found = (_first_that_fits(candidates, evaluate) for candidates in families)
+    return tuple(advice for advice in found if advice is not None)
+
+
+def _first_that_fits(
+    candidates: Iterator[tuple[str, Scenario]], evaluate: Callable[[Scenario], Memory]
+) -> Advice | None:
+    """The first candidate that fits; one that contradicts its plan or machine is passed over."""
+    for text, changed in candidates:
+        try:
+            memory = evaluate(changed)
+        except InputError:
+            continue
+        if memory.fits:
+            peak = memory.peak_rank
+            return Advice(
+                text=text,
+                scenario=changed,
+                peak_bytes=float(memory.per_rank_bytes[peak]),
+                hbm_cap_bytes=float(memory.hbm_cap_bytes[peak]),
+            )
+    return None
+
+
+def _larger_groups(scenario: Scenario, layout: ResolvedLayout) -> Iterator[tuple[str, Scenario]]:
+    """Larger sharding groups, smallest first."""
+    now = layout.group_size
+    for size in range(now + 1, layout.world_size + 1):
+        if layout.world_size % size == 0:
+            larger = replace(scenario.layout, sharding_group_size=size)
+            yield f"set layout.sharding_group_size = {size} (from {now})", replace(scenario, layout=larger)
+
+
+def _other_sharding(
+    scenario: Scenario, sharded: tuple[ShardedTable, ...], layout: ResolvedLayout, peak_rank: int
+) -> Iterator[tuple[str, Scenario]]:
+    """Another sharding for the table that weighs most on the fullest rank, then for every table."""
+    position = int(layout.sharding.position_of[peak_rank])
+    weights = [float(shard_weight_bytes(table, layout.group_size)[position]) for table in sharded]
+    heaviest = sharded[int(np.argmax(weights))]
+    name, now = heaviest.table.name, heaviest.sharding
+    for sharding in _OTHER_SHARDINGS:
+        if sharding != now:
+            how = TableSharding(sharding=sharding)
+            others = tuple(entry for entry in scenario.plan.tables if entry[0] != name)
+            plan = replace(scenario.plan, tables=(*others, (name, how)))
+            yield f"shard table {name!r} {sharding} (it is {now})", replace(scenario, plan=plan)
+    for sharding in _OTHER_SHARDINGS:
+        plan = Plan(default=TableSharding(sharding=sharding))
+        if plan != scenario.plan:
+            yield f"shard every table {sharding}", replace(scenario, plan=plan)
+
+
+def _less_state(scenario: Scenario) -> Iterator[tuple[str, Scenario]]:
+    now = scenario.execution.optimizer
+    if now in ("adam", "adagrad"):
+        execution = replace(scenario.execution, optimizer="rowwise_adagrad")
+        yield f"set execution.optimizer = rowwise_adagrad (from {now})", replace(scenario, execution=execution)
+
+
+def _narrower_weights(scenario: Scenario) -> Iterator[tuple[str, Scenario]]:
+    """All wider tables in a narrower type, the widest narrower type first."""
+    tables = scenario.workload.tables
+    for data_type in _SMALLER:
+        changed = tuple(_narrowed(table, data_type) for table in tables)
+        if changed != tables:
+            workload = replace(scenario.workload, tables=changed)
+            yield f"keep the tables' weights in {data_type}", replace(scenario, workload=workload)
+
+
+def _narrowed(table: Table, data_type: DataType) -> Table:
+    wider = BYTES_PER_ELEMENT[table.data_type] > BYTES_PER_ELEMENT[data_type]
+    return replace(table, data_type=data_type) if wider else table
+
+
+def _more_nodes(scenario: Scenario) -> Iterator[tuple[str, Scenario]]:
+    """Twice, four times ... the nodes, sharded over all of them."""
+    nodes = 2 * scenario.cluster.nodes
+    while nodes <= _MOST_NODES:
+        cluster = replace(scenario.cluster, nodes=nodes)
+        layout = replace(scenario.layout, sharding_group_size=None)
+        text = f"set cluster.nodes = {nodes} (from {scenario.cluster.nodes}) and shard over all of them"
+        yield text, replace(scenario, cluster=cluster, layout=layout)
+        nodes *= 2

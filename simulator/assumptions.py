@@ -1,0 +1,70 @@
+"""Everything a prediction took for granted: name, value, unit and source, for the report."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from importlib.metadata import version
+
+import numpy as np
+
+from foreshard.simulator.memory import BATCHES_HELD
+from foreshard.simulator.scenario import Assumption, Scenario
+from foreshard.topologies.cluster import Cluster
+from foreshard.topologies.machine import Sourced
+
+__all__ = ["assumptions_of", "foreshard_version"]
+
+
+def foreshard_version() -> str:
+    """Version of the installed foreshard, such as "0.1.0"."""
+    return version("foreshard")
+
+
+def assumptions_of(scenario: Scenario, cluster: Cluster, costs: Mapping[str, Sourced]) -> tuple[Assumption, ...]:
+    """Return what the scenario's author, the machine's description and the cost constants assume, in that order."""
+    return (
+        *scenario.assumptions,
+        *_execution(scenario),
+        *_machine(cluster),
+        *(_constant(name, sourced) for name, sourced in {**cluster.constants, **costs}.items()),
+    )
+
+
+def _constant(name: str, sourced: Sourced) -> Assumption:
+    return Assumption(name=name, value=sourced.value, unit=sourced.unit, source=sourced.source)
+
+
+def _execution(scenario: Scenario) -> Iterator[Assumption]:
+    pipeline, routing = scenario.execution.pipeline, scenario.execution.routing
+    held = BATCHES_HELD[pipeline]
+    yield Assumption(
+        name="execution.pipeline", value=pipeline, source=f"scenario; {held} batches are held on the device"
+    )
+    how = "expectation over the access distributions" if routing == "expected" else "one sampled batch per rank"
+    yield Assumption(name="execution.routing", value=routing, source=f"scenario; ids are routed by {how}")
+
+
+def _machine(cluster: Cluster) -> Iterator[Assumption]:
+    """The GPUs, one link of each kind and speed, and what the machine's author assumed."""
+    for gpu in cluster.gpus:
+        yield Assumption(name=f"{gpu.name} memory", value=gpu.hbm_bytes, unit="B", source=gpu.source)
+        yield Assumption(name=f"{gpu.name} bandwidth", value=gpu.hbm_bytes_per_s, unit="B/s", source=gpu.source)
+    for number in _link_kinds(cluster):
+        link = cluster.link(number)
+        label = f"{link.kind} {_generic(link.src)}->{_generic(link.dst)}"
+        yield Assumption(name=label, value=link.usable, unit="B/s", source=link.source)
+    for sentence in cluster.assumptions:
+        yield Assumption(name=f"machine {cluster.name}", value=sentence, source="the machine's description")
+
+
+def _link_kinds(cluster: Cluster) -> list[int]:
+    """One link number for every kind and usable bandwidth that occurs, in the order of their first link."""
+    live = np.flatnonzero(cluster.link_usable > 0)
+    pairs = np.stack([np.unique(cluster.link_kind[live], return_inverse=True)[1], cluster.link_usable[live]])
+    _, first = np.unique(pairs, axis=1, return_index=True)
+    return [int(live[index]) for index in np.sort(first)]
+
+
+def _generic(end: str) -> str:
+    """A device's name without its numbers and node: "node0/gpu3" is "gpu"."""
+    return end.rsplit("/", 1)[-1].rstrip("0123456789")
