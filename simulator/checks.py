@@ -8,14 +8,14 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from foreshard.simulator.layout import Layout, resolve_layout
 from foreshard.simulator.plan_checks import check_plan
+from foreshard.simulator.prediction import load_cluster
 from foreshard.simulator.scenario import ClusterChoice
 from foreshard.simulator.sharding import Plan
 from foreshard.simulator.suggestions import did_you_mean, toml_path
 from foreshard.simulator.workload import Dense, Table
 from foreshard.topologies.cluster import Cluster
 from foreshard.topologies.errors import InputError
-from foreshard.topologies.clusterfile import load_cluster_file
-from foreshard.topologies.presets import load_preset, preset_names
+from foreshard.topologies.presets import preset_names
 from foreshard.topologies.units import format_bytes
 
 __all__ = ["MAX_NODES", "check_dense", "check_tables", "check_together", "resolve_cluster"]
@@ -38,9 +38,7 @@ def resolve_cluster(choice: ClusterChoice, problems: list[str]) -> Cluster | Non
         problems.append(f'cluster.preset = "{choice.preset}": no such machine{hint}')
         return None
     try:
-        if choice.preset is not None:
-            return load_preset(choice.preset, nodes=choice.nodes)
-        return load_cluster_file(choice.file or "", nodes=choice.nodes)
+        return load_cluster(choice)
     except InputError as error:
         where = f"{error.where}: " if error.where else ""
         problems.extend(f"cluster: {where}{problem}" for problem in error.problems)

@@ -17,7 +17,7 @@ from foreshard.simulator.workload import Table
 
 __all__ = ["PlanRule", "expand_shorthand", "read_plan"]
 
-# Stands for a sharding with a mistake in it, told already: it contradicts nothing, so nothing more is said of its tables.
+# Stands for a sharding with a mistake in it, told already: it contradicts nothing, so nothing more is said of it.
 _UNREAD = TableSharding(sharding="data_parallel")
 _KEYS = ("default", "rules", "tables")
 

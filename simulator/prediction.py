@@ -109,8 +109,8 @@ class Prediction:
 def load_cluster(choice: ClusterChoice) -> Cluster:
     """Return the cluster a scenario names. Raises InputError for an unknown preset or a bad file."""
     if choice.file is not None:
-        return load_cluster_file(choice.file, nodes=choice.nodes)
-    return load_preset(choice.preset or "", nodes=choice.nodes)
+        return load_cluster_file(choice.file, nodes=choice.nodes, degrade=dict(choice.degrade))
+    return load_preset(choice.preset or "", nodes=choice.nodes, degrade=dict(choice.degrade))
 
 
 def predict(scenario: Scenario) -> Prediction:

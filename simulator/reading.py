@@ -23,7 +23,7 @@ from foreshard.simulator.plan_section import expand_shorthand, read_plan
 from foreshard.simulator.scenario import Assumption, ClusterChoice, Comms, Execution, Scenario
 from foreshard.simulator.sharding import Plan
 from foreshard.simulator.shipped import shipped_names, shipped_text
-from foreshard.simulator.suggestions import did_you_mean, shown, unknown_key
+from foreshard.simulator.suggestions import did_you_mean, shown, toml_path, unknown_key
 from foreshard.simulator.tablesets import changed_tables, table_set_document
 from foreshard.simulator.validation import validated
 from foreshard.simulator.workload import Dense, Table, Workload
@@ -200,10 +200,25 @@ class _Reading:
         if "cluster" not in self.document:
             self.problems.append('cluster is missing: give [cluster] with preset = "p5.48xlarge" or file, and nodes')
             return None
-        choice = self._section(ClusterChoice, "cluster")
+        section = self.document["cluster"]
+        if isinstance(section, dict) and "degrade" in section:
+            section = {**section, "degrade": self._degrade(section["degrade"])}
+        choice = validated(ClusterChoice, section, ("cluster",), self.problems)
         if choice is None or choice.file is None:
             return choice
         return replace(choice, file=str((self.folder / choice.file).resolve()))
+
+    def _degrade(self, factors: Any) -> list[list[Any]]:
+        """Link patterns and factors as pairs, without those that are no factor."""
+        if not isinstance(factors, dict):
+            example = 'expected a table of link patterns, as in [cluster.degrade] "node0/nic3<->*" = 0.5'
+            self.problems.append(f"cluster.degrade = {shown(factors)}: {example}")
+            return []
+        bad = {key: value for key, value in factors.items() if isinstance(value, bool) or not _is_share(value)}
+        for key, value in bad.items():
+            where = toml_path(("cluster", "degrade", key))
+            self.problems.append(f"{where} = {shown(value)}: expected a factor from 0 (missing) to 1 (whole)")
+        return [[key, value] for key, value in factors.items() if key not in bad]
 
     def _layout(self) -> Layout | None:
         section = self.document.get("layout", {})
@@ -252,6 +267,10 @@ class _Reading:
 
 def _is_newer(schema: object) -> bool:
     return isinstance(schema, int) and schema > SCHEMA
+
+
+def _is_share(value: object) -> bool:
+    return isinstance(value, int | float) and 0 <= value <= 1
 
 
 def _unsettled(assumptions: list[Assumption], settled: list[tuple[str, ...]]) -> list[Assumption]:

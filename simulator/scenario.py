@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
-from annotated_types import Ge
+from annotated_types import Ge, Le
 
 from foreshard.simulator.layout import Layout
 from foreshard.simulator.sharding import Plan
@@ -19,11 +19,15 @@ Optimizer = Literal["sgd", "rowwise_adagrad", "adagrad", "adam"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ClusterChoice:
-    """Which machine: a shipped preset or a cluster file, and how many nodes of it."""
+    """Which machine: a shipped preset or a cluster file, how many nodes of it, and what is broken in it.
+
+    `degrade` pairs patterns of link names with the factor on their bandwidth, 0 for a missing link.
+    """
 
     preset: str | None = None
     file: str | None = None
     nodes: Annotated[int, Ge(1)] = 1
+    degrade: tuple[tuple[str, Annotated[float, Ge(0), Le(1)]], ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -126,6 +126,7 @@ OVERRIDES = {
     'layout.placement="contiguous"': lambda s: s.layout.placement == "contiguous",
     "layout.placement=contiguous": lambda s: s.layout.placement == "contiguous",
     "cluster.preset=p4d.24xlarge": lambda s: s.cluster.preset == "p4d.24xlarge",
+    'cluster.degrade."node0/nic3<->*"=0.5': lambda s: s.cluster.degrade == (("node0/nic3<->*", 0.5),),
     "workload.tables.action.num_embeddings=77": lambda s: s.workload.tables[1].num_embeddings == 77,
     "workload.tables.user_id.access.zipf=0.9": lambda s: s.workload.tables[0].access.zipf == 0.9,
     "workload.all_tables.embedding_dim=32": lambda s: {t.embedding_dim for t in s.workload.tables} == {32},
@@ -355,7 +356,11 @@ def scenarios(draw: st.DrawFn) -> Scenario:
     return Scenario(
         name=draw(words),
         description=draw(st.text(max_size=20)),
-        cluster=ClusterChoice(preset=draw(st.sampled_from(["p5.48xlarge", "dgx-a100"])), nodes=draw(st.integers(1, 2))),
+        cluster=ClusterChoice(
+            preset=draw(st.sampled_from(["p5.48xlarge", "dgx-a100"])),
+            nodes=draw(st.integers(1, 2)),
+            degrade=draw(st.sampled_from([(), (("node0/nic*->*", 0.5),)])),
+        ),
         workload=Workload(
             name=draw(words),
             batch_size=draw(counts),

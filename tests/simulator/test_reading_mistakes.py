@@ -96,6 +96,12 @@ MISTAKES: dict[str, tuple[str, Any, str]] = {
     "true nodes": ("cluster/nodes", True, "cluster.nodes = true: expected a whole number of at least 1"),
     "a billion nodes": ("cluster/nodes", 10**9, "cluster.nodes = 1000000000: expected at most 65536"),
     "unknown cluster key": ("cluster/node", 2, "cluster.node: unknown key; did you mean 'nodes'?"),
+    "degrade above one": (
+        "cluster/degrade", {"node0/nic0->*": 2},
+        'cluster.degrade."node0/nic0->*" = 2: expected a factor from 0 (missing) to 1 (whole)',
+    ),
+    "degrade no table": ("cluster/degrade", 0.5, "cluster.degrade = 0.5: expected a table of link patterns"),
+    "degrade of no link": ("cluster/degrade", {"nod0/x": 0.5}, "cluster: cluster 'p5.48xlarge': degrade.\"nod0/x\": no link has this name"),
     "no batch size": ("workload/batch_size", DELETED, "workload.batch_size is missing: give a whole number of at least 1"),
     "negative batch": ("workload/batch_size", -8, "workload.batch_size = -8: expected a whole number of at least 1"),
     "batch in words": ("workload/batch_size", "8k", 'workload.batch_size = "8k": expected a whole number of at least 1'),
