@@ -25,7 +25,7 @@ from foreshard.simulator.skew import hot_owners
 from foreshard.simulator.trace import StepTrace
 from foreshard.topologies.errors import BoundViolationError
 
-__all__ = ["CollectiveRow", "Heading", "Report", "memory_of", "report"]
+__all__ = ["CollectiveRow", "Heading", "Report", "advice_of", "memory_of", "report"]
 
 _ROUNDING = 1e-6
 _LOOKUP_STAGES: tuple[Stage, ...] = ("lookup_routing", "vector_return", "sparse_gradient_return")
@@ -160,7 +160,7 @@ def report(source: Prediction | StepTrace, *, planner: bool = False, advice: boo
         imbalance=imbalance(source.demand, source.trace, memory.per_rank_bytes),
         hot_tables=hot_tables(hot_owners(source.sharded), source.layout.sharding.members[0]),
         memory=memory,
-        advice=_advice(source, memory) if advice and not memory.fits else (),
+        advice=advice_of(source, memory) if advice else (),
         sync=sync,
         planner=compare_with_planner(source, parts, communication) if planner else None,
         assumptions=assumptions_of(scenario, source.cluster, source.costs.constants),
@@ -268,7 +268,11 @@ def _sync(source: Prediction) -> SyncReport | None:
     )
 
 
-def _advice(source: Prediction, memory: Memory) -> tuple[Advice, ...]:
+def advice_of(source: Prediction, memory: Memory | None = None) -> tuple[Advice, ...]:
+    """Return the single changes after which the prediction's memory fits, each tried; empty if it fits already."""
+    memory = memory or memory_of(source)
+    if memory.fits:
+        return ()
     evaluate = partial(_memory_after, source)
     return memory_advice(source.scenario, source.sharded, source.layout, memory.peak_rank, evaluate)
 

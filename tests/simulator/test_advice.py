@@ -1,0 +1,82 @@
+"""Advice on memory: only changes that were tried and make the plan fit."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from foreshard.simulator.advice import Advice
+from foreshard.simulator.layout import Layout
+from foreshard.simulator.prediction import Prediction
+from foreshard.simulator.report import advice_of, memory_of
+from foreshard.simulator.scenario import ClusterChoice, Execution, Scenario
+from foreshard.simulator.sharding import Plan, TableSharding
+from foreshard.simulator.workload import Dense, Table, Workload
+
+GIB = 2.0**30
+
+
+def scenario(gib_per_table: float, tables: int = 4, nodes: int = 2, **changes: object) -> Scenario:
+    rows = round(gib_per_table * GIB / 512)
+    named = tuple(Table(name=f"t{i}", num_embeddings=rows, embedding_dim=128) for i in range(tables))
+    return Scenario(
+        cluster=ClusterChoice(preset="p5.48xlarge", nodes=nodes),
+        workload=Workload(batch_size=64, tables=named, dense=Dense(layers=((8, 4), (516, 1)))),
+        **changes,
+    )
+
+
+def needed_advice(what: Scenario) -> tuple[Advice, ...]:
+    prediction = Prediction(what)
+    assert not memory_of(prediction).fits
+    return advice_of(prediction)
+
+
+def test_the_smallest_sharding_group_that_fits_is_named() -> None:
+    """4 x 100 GiB in groups of 4 is 100 a rank; in groups of 8 it is 50, so 8 is advised and not 16."""
+    found = needed_advice(scenario(100, layout=Layout(sharding_group_size=4)))
+    assert found[0].text == "set layout.sharding_group_size = 8 (from 4)"
+    smaller = replace(found[0].scenario, layout=Layout(sharding_group_size=4))
+    assert not memory_of(Prediction(smaller)).fits
+
+
+def test_the_heaviest_table_is_sharded_otherwise() -> None:
+    plan = Plan(tables=(("t2", TableSharding(sharding="table_wise", ranks=(3,))),))
+    found = needed_advice(scenario(100, nodes=1, plan=plan))
+    assert found[0].text == "shard table 't2' row_wise (it is table_wise)"
+
+
+def test_less_optimizer_state_is_advised_where_the_state_is_the_trouble() -> None:
+    found = needed_advice(scenario(60, nodes=1, execution=Execution(optimizer="adam")))
+    assert found[0].text == "set execution.optimizer = rowwise_adagrad (from adam)"
+
+
+def test_nothing_is_advised_that_does_not_help() -> None:
+    """40,000 GiB are 78.1 GiB of 79.1 a rank on 64 nodes, too many with the rest: 128 nodes, nothing else."""
+    found = needed_advice(scenario(10_000, nodes=1))
+    assert [advice.text for advice in found] == ["set cluster.nodes = 128 (from 1) and shard over all of them"]
+
+
+@given(
+    gib=st.floats(20, 400),
+    group=st.sampled_from([1, 2, 4, 8, 16]),
+    optimizer=st.sampled_from(["sgd", "rowwise_adagrad", "adagrad", "adam"]),
+    sharding=st.sampled_from(["row_wise", "table_wise", "column_wise"]),
+)
+def test_advice_applied_fits(gib: float, group: int, optimizer: str, sharding: str) -> None:
+    """Every scenario that an advice proposes fits when predicted anew, with the peak that the advice states."""
+    what = scenario(
+        gib,
+        layout=Layout(sharding_group_size=group),
+        plan=Plan(default=TableSharding(sharding=sharding)),
+        execution=Execution(optimizer=optimizer),
+    )
+    prediction = Prediction(what)
+    assume(not memory_of(prediction).fits)
+    for advice in advice_of(prediction):
+        found = memory_of(Prediction(advice.scenario))
+        assert found.fits, advice.text
+        assert found.per_rank_bytes[found.peak_rank] == pytest.approx(advice.peak_bytes)
