@@ -17,6 +17,7 @@ from typing import Literal
 import msgspec
 import numpy as np
 
+from foreshard.simulator.exposure import slowest_rank
 from foreshard.simulator.link_load import LinkLoads
 from foreshard.simulator.program import Collective, CollectiveKind, StepProgram, Stream
 from foreshard.simulator.trace import OpInfo, StepTrace
@@ -93,17 +94,16 @@ def trace_bytes(
 def selected_ranks(trace: StepTrace) -> dict[int, str]:
     """Up to five telling ranks, and why each is one, in order of rank.
 
-    They are the first rank, those with the most, the median and the least work of their own (the time of all their
-    operations without waiting for others), and the one that waits least, for which the others wait.
+    Work of its own is the time of a rank's operations without waiting for others.
     """
-    own = np.nansum(trace.end_s - trace.start_s - trace.wait_s, axis=0)
-    order = np.argsort(own, kind="stable")
+    waits = np.nansum(trace.wait_s, axis=0)
+    own = np.nansum(trace.end_s - trace.start_s, axis=0) - waits
     chosen = {0: "first rank"}
     for rank, reason in (
-        (order[-1], "slowest: most work of its own"),
-        (order[0], "fastest: least work of its own"),
-        (order[len(order) // 2], "median work of its own"),
-        (np.argmin(np.nansum(trace.wait_s, axis=0)), "waits least for others"),
+        (slowest_rank(trace), "slowest: waits least for others"),
+        (np.argmax(waits), "fastest: waits most for others"),
+        (np.argmax(own), "most work of its own"),
+        (np.argsort(own, kind="stable")[len(own) // 2], "median work of its own"),
     ):
         chosen[int(rank)] = f"{chosen[int(rank)]}; {reason}" if int(rank) in chosen else reason
     return dict(sorted(chosen.items()))
@@ -349,6 +349,7 @@ def _link_track(view: _View, link: int, order: int) -> Iterator[Event]:
         if track == len(free_at):
             free_at.append(0.0)
             name = f"{cluster.link_name(link)} ({view.links[link]}, carries {usable / 1e9:.1f} GB/s)"
+            name += f", track {track + 1}" * bool(track)
             yield from _thread(pid, tid, name, order * 100 + track)
         free_at[track] = transfer.end_s
         start = _ns(transfer.start_s)

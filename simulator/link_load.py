@@ -94,14 +94,13 @@ class LinkLoads:
         return tuple(sorted((link for link in best if seconds[link] > 0), key=lambda link: (-seconds[link], link)))
 
     def of_rank(self, rank: int) -> tuple[int, ...]:
-        """Links with traffic on the rank's ways out and in: to the next rank of its node and to the next node."""
-        found = dict.fromkeys(
-            link
-            for peer in self._peers(rank)
-            for ends in ((rank, peer), (peer, rank))
-            for path, _ in self._cluster.paths(*ends)
-            for link in path
-        )
+        """The narrowest link on each of the rank's ways out and in, to its node and to other nodes, if used."""
+        ways = []
+        for peer in self._peers(rank):
+            ways.append(self._cluster.path(rank, peer))
+            ways.append(self._cluster.path(peer, rank)[::-1])  # of equal ones the nearest to the rank
+        usable = self._cluster.link_usable
+        found = dict.fromkeys(min(way, key=lambda link: float(usable[link])) for way in ways)
         return tuple(link for link in found if self.nbytes[link] > 0)
 
     def _peers(self, rank: int) -> Iterable[int]:
