@@ -9,9 +9,9 @@ from __future__ import annotations
 from typing import Literal
 
 from foreshard.simulator.all_to_all import hierarchical, pairwise
-from foreshard.simulator.lowering import Lowered, Phase
-from foreshard.simulator.members import Members
+from foreshard.simulator.lowering import Draft, Lowered, Phase
 from foreshard.simulator.program import Collective
+from foreshard.simulator.symmetry import Seat, seat_of
 from foreshard.simulator.tuned import tuned
 from foreshard.topologies.cluster import Cluster
 from foreshard.topologies.errors import BoundViolationError
@@ -27,14 +27,21 @@ def lower(cluster: Cluster, collective: Collective, all_to_all: AllToAll = "pair
     all_to_all is plain grouped send/recv, or, if asked, in two steps: inside the nodes, then between equal local
     ranks. The other kinds run the algorithm and protocol with the smallest predicted time, as NCCL chooses.
     """
-    return tuple(_lower_group(cluster, collective, group, all_to_all) for group in range(len(collective.groups)))
+    return tuple(
+        _named(cluster, _draft(seat_of(cluster, ranks), collective, group, all_to_all))
+        for group, ranks in enumerate(collective.groups.members)
+    )
 
 
-def _lower_group(cluster: Cluster, collective: Collective, group: int, all_to_all: AllToAll) -> Lowered:
-    members = Members(cluster, collective.groups.members[group])
-    if collective.kind == "all_to_all":
-        return (pairwise if all_to_all == "pairwise" else hierarchical)(members, collective.traffic_of(group))
-    return tuned(members, collective.kind, collective.nbytes_of(group))
+def _draft(seat: Seat, collective: Collective, group: int, all_to_all: AllToAll) -> Draft:
+    if collective.kind != "all_to_all":
+        return tuned(seat, collective.kind, collective.nbytes_of(group))
+    return (pairwise if all_to_all == "pairwise" else hierarchical)(seat, collective.traffic_of(group))
+
+
+def _named(cluster: Cluster, draft: Draft) -> Lowered:
+    bottleneck = "" if draft.bottleneck is None else cluster.link_name(draft.bottleneck)
+    return Lowered(draft.algorithm, draft.phases, draft.bound_s, bottleneck)
 
 
 def check_bound(name: str, time_s: float, lowered: Lowered) -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["Lowered", "Phase"]
+__all__ = ["Draft", "Lowered", "Phase"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -28,3 +28,13 @@ class Lowered:
     phases: tuple[Phase, ...]
     bound_s: float
     bottleneck: str
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Draft:
+    """A lowered collective whose bound is still a link number: `bottleneck` on which `bound_s` is reached."""
+
+    algorithm: str
+    phases: tuple[Phase, ...]
+    bound_s: float
+    bottleneck: int | None

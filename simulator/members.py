@@ -2,86 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import cached_property
 from math import inf
 
 import numpy as np
 from numpy.typing import NDArray
 
+from foreshard.simulator.loads import Flows, Loads
 from foreshard.simulator.machine_constants import machine_constant
 from foreshard.simulator.nccl import Shape, tables
 from foreshard.topologies.cluster import Cluster
 
-__all__ = ["Flows", "Loads", "Members"]
+__all__ = ["Members"]
 
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Flows:
-    """Flows of ranks src[i] -> dst[i] with nbytes[i], three vectors [flows]."""
-
-    src: IntArray
-    dst: IntArray
-    nbytes: FloatArray
-
-    @classmethod
-    def join(cls, *parts: Flows) -> Flows:
-        """All flows together."""
-        return cls(
-            np.concatenate([np.zeros(0, dtype=np.int64), *(part.src for part in parts)]),
-            np.concatenate([np.zeros(0, dtype=np.int64), *(part.dst for part in parts)]),
-            np.concatenate([np.zeros(0), *(part.nbytes for part in parts)]),
-        )
-
-    def times(self, factor: float) -> Flows:
-        """The same flows with all bytes times `factor`."""
-        return Flows(self.src, self.dst, self.nbytes * factor)
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Loads:
-    """Bytes on links of a cluster: `links` sorted [k], `nbytes` [k]."""
-
-    cluster: Cluster
-    links: IntArray
-    nbytes: FloatArray
-
-    @classmethod
-    def of(cls, cluster: Cluster, flows: Flows) -> Loads:
-        """What flows put on the links of their routes."""
-        return cls(cluster, *cluster.loads(flows.src, flows.dst, flows.nbytes))
-
-    def times(self, factor: float) -> Loads:
-        """The same links with all bytes times `factor`."""
-        return Loads(self.cluster, self.links, self.nbytes * factor)
-
-    def plus(self, other: Loads) -> Loads:
-        """Both loads together."""
-        links, inverse = np.unique(np.concatenate([self.links, other.links]), return_inverse=True)
-        total = np.bincount(inverse, np.concatenate([self.nbytes, other.nbytes]), len(links)).astype(np.float64)
-        return Loads(self.cluster, links, total)
-
-    @property
-    def transfer_s(self) -> float:
-        """Seconds on the busiest link at what links really carry."""
-        return float((self.nbytes / self.cluster.link_usable[self.links]).max(initial=0.0))
-
-    def nominal_s(self, kind: str) -> float:
-        """Seconds on the busiest link of a kind at nominal bandwidth."""
-        chosen = self.cluster.link_kind[self.links] == kind
-        return float((self.nbytes[chosen] / self.cluster.link_bandwidth[self.links[chosen]]).max(initial=0.0))
-
-    @property
-    def bound(self) -> tuple[float, str]:
-        """Seconds on the busiest link at nominal bandwidth, and its name."""
-        if not len(self.links):
-            return 0.0, ""
-        times = self.nbytes / self.cluster.link_bandwidth[self.links]
-        worst = int(times.argmax())
-        return float(times[worst]), self.cluster.link_name(int(self.links[worst]))
 
 
 class Members:

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from foreshard.simulator.lowering import Lowered, Phase
+import numpy as np
+
+from foreshard.simulator.loads import Loads
+from foreshard.simulator.lowering import Draft, Phase
 from foreshard.simulator.machine_constants import machine_constant
-from foreshard.simulator.members import Loads, Members
+from foreshard.simulator.members import Members
 from foreshard.simulator.nccl import Choice, aws_segments, choices, latency, rate_limit, ring_share, tables, wire_factor
 from foreshard.simulator.program import CollectiveKind
+from foreshard.simulator.symmetry import Seat
 
 __all__ = ["tuned"]
 
@@ -22,12 +26,23 @@ class _Run:
     total_s: float
 
 
-def tuned(members: Members, kind: CollectiveKind, nbytes: float) -> Lowered:
+def tuned(seat: Seat, kind: CollectiveKind, nbytes: float) -> Draft:
     """Return a collective of `nbytes` (nccl-tests' size) run as NCCL would, with the bound of any algorithm."""
+    drafts = seat.template.drafts
+    draft = drafts.get((kind, nbytes))
+    if draft is None:
+        draft = drafts[kind, nbytes] = _draft(seat.template.members, kind, nbytes)
+    phases = (Phase(p.latency_s, seat.moved(p.links), p.nbytes, p.floor_s) for p in draft.phases)
+    bottleneck = None if draft.bottleneck is None else int(seat.moved(np.array([draft.bottleneck]))[0])
+    return Draft(draft.algorithm, tuple(phases), draft.bound_s, bottleneck)
+
+
+def _draft(members: Members, kind: CollectiveKind, nbytes: float) -> Draft:
     if members.size == 1 or nbytes <= 0:
-        return Lowered("none", (), 0.0, "")
+        return Draft("none", (), 0.0, None)
     run = _chosen(members, kind, nbytes)
-    return Lowered(" ".join(run.choice), (run.phase,), *_necessary(members, kind).times(nbytes).bound)
+    necessary = _necessary(members, kind).times(nbytes)
+    return Draft(" ".join(run.choice), (run.phase,), necessary.nominal_s, necessary.busiest)
 
 
 def _chosen(members: Members, kind: CollectiveKind, nbytes: float) -> _Run:
@@ -60,7 +75,7 @@ def _run(members: Members, kind: CollectiveKind, choice: Choice, nbytes: float) 
     known = latency(kind, algorithm, protocol, members.shape)
     # Simple waits for a flush of the network as well, which costs its latency again.
     trips = 2 if protocol == "Simple" and algorithm != "pat" else 1
-    hop = known.hop_s + trips * members.network_latency_s(loads.nominal_s("network"))
+    hop = known.hop_s + trips * members.network_latency_s(loads.only("network").nominal_s)
     exposed = known.inside_s + _exposed(members, choice, known.network_hops * hop, transfer)
     exposed += machine_constant(members.cluster, "collective_launch_s")
     return _Run(choice, Phase(exposed, loads.links, loads.nbytes, floor), exposed + transfer)
@@ -97,7 +112,7 @@ def _port_floor(members: Members, choice: Choice, loads: Loads, nbytes: float) -
     share = machine_constant(members.cluster, "ring_network_share")
     if choice[0] == "pat":
         share *= tables()["pat"]["bandwidth_share"]
-    floor = loads.nominal_s("network") / share
+    floor = loads.only("network").nominal_s / share
     if choice[0] in ("nvls", "nvls_tree"):
         inside = members.inside.times(nbytes * (1 + 1 / members.largest))
         floor = max(floor, inside.transfer_s / tables()["nvls"]["efficiency"][members.shape.architecture])
