@@ -171,8 +171,8 @@ class CompiledFabric:
         at = self.at
 
         def beyond(values: FloatArray) -> tuple[FloatArray, FloatArray]:
-            in_node: FloatArray = np.bincount(at.node_of, values)[at.node_of]
-            in_domain: FloatArray = np.bincount(at.domain_of, values)[at.domain_of]
+            in_node = _sums(at.node_of, values, 0)[at.node_of]
+            in_domain = _sums(at.domain_of, values, 0)[at.domain_of]
             return in_domain - in_node, values.sum() - in_domain
 
         counts, sums = beyond(np.sign(weight)), beyond(weight)

@@ -11,7 +11,7 @@ from foreshard.topologies.machine import LEAF, SWITCH, Architecture, Gpu, Link, 
 from foreshard.topologies.shipped import parts
 from foreshard.topologies.units import BYTES, BYTES_PER_S, FLOPS, SECONDS
 
-__all__ = ["read_gpu", "read_link", "read_node"]
+__all__ = ["Cable", "read_cable", "read_gpu", "read_link", "read_node"]
 
 
 def read_gpu(fields: Fields) -> Gpu:
@@ -45,7 +45,7 @@ def _part(fields: Fields, key: str, kind: str) -> Fields | None:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class _Cable:
+class Cable:
     """What one kind of link carries, and where the numbers are from."""
 
     bandwidth: float
@@ -68,10 +68,11 @@ class _Cable:
             )
 
 
-_NO_CABLE = _Cable(bandwidth=1.0, usable=1.0, latency_s=0.0, kind="pcie", source="")
+_NO_CABLE = Cable(bandwidth=1.0, usable=1.0, latency_s=0.0, kind="pcie", source="")
 
 
-def _read_cable(fields: Fields | None, kind: LinkKind) -> _Cable:
+def read_cable(fields: Fields | None, kind: LinkKind) -> Cable:
+    """Return what a link carries from its table; a stand-in if there is no table (the caller has noted why)."""
     if fields is None:
         return _NO_CABLE
     kind = fields.choice("kind", get_args(LinkKind), kind)
@@ -81,17 +82,17 @@ def _read_cable(fields: Fields | None, kind: LinkKind) -> _Cable:
     latency = fields.quantity("latency", SECONDS)
     source = fields.source("bandwidth", "usable", "latency")
     fields.finish()
-    return _Cable(bandwidth=bandwidth, usable=usable, latency_s=latency, kind=kind, source=source)
+    return Cable(bandwidth=bandwidth, usable=usable, latency_s=latency, kind=kind, source=source)
 
 
 def read_link(fields: Fields) -> Link:
     """Return one directed link of the explicit form."""
     src, dst = fields.text("src"), fields.text("dst")
-    cable = _read_cable(fields_without(fields, "src", "dst"), "pcie")
+    cable = read_cable(_without(fields, "src", "dst"), "pcie")
     return next(cable.both(src, dst))
 
 
-def fields_without(fields: Fields, *keys: str) -> Fields:
+def _without(fields: Fields, *keys: str) -> Fields:
     """The same table without some keys."""
     return Fields({key: fields.raw(key) for key in fields if key not in keys}, fields.path, fields.problems)
 
@@ -139,7 +140,7 @@ def _nvlinks(fields: Fields, gpus: int) -> Iterator[Link]:
         if fields.has("nvlink"):
             fields.note("nvlink_topology", "is missing: give switch, domain or mesh beside nvlink")
         return
-    cable = _read_cable(_part(fields, "nvlink", "link"), "nvlink")
+    cable = read_cable(_part(fields, "nvlink", "link"), "nvlink")
     if shape == "mesh":
         for a, b, lanes in _mesh_pairs(fields, gpus):
             yield from cable.both(f"gpu{a}", f"gpu{b}", lanes)
@@ -171,14 +172,14 @@ def _host_links(fields: Fields, gpus: int, nics: int) -> Iterator[Link]:
     cpus = fields.integer("cpus", 1, maximum=16)
     switches = fields.integer("pcie_switches", 0, minimum=0, maximum=64)
     nics_at = fields.choice("nics_at", ("switch", "cpu"), "switch")
-    slot = _read_cable(_part(fields, "pcie", "link"), "pcie")
+    slot = read_cable(_part(fields, "pcie", "link"), "pcie")
     own_slot = fields.has("nic_pcie")
-    nic_slot = _read_cable(_part(fields, "nic_pcie", "link"), "pcie") if own_slot else slot
+    nic_slot = read_cable(_part(fields, "nic_pcie", "link"), "pcie") if own_slot else slot
     own_uplink = fields.has("pcie_uplink")
-    uplink = _read_cable(_part(fields, "pcie_uplink", "link"), "pcie") if own_uplink else slot
-    memory = _read_cable(_part(fields, "memory", "link"), "dram")
-    smp = _read_cable(_part(fields, "smp", "link"), "smp") if cpus > 1 else _NO_CABLE
-    port = _read_cable(_part(fields, "nic", "link"), "network") if nics else _NO_CABLE
+    uplink = read_cable(_part(fields, "pcie_uplink", "link"), "pcie") if own_uplink else slot
+    memory = read_cable(_part(fields, "memory", "link"), "dram")
+    smp = read_cable(_part(fields, "smp", "link"), "smp") if cpus > 1 else _NO_CABLE
+    port = read_cable(_part(fields, "nic", "link"), "network") if nics else _NO_CABLE
     sockets = [f"cpu{c}" for c in range(cpus)]
     holders = [f"pcie{i}" for i in range(switches)] or sockets
     for c in range(cpus):
