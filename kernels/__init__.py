@@ -1,1 +1,1 @@
-"""K."""
+"""CUDA kernels for embedding look-ups, their CuPy wrappers, and NumPy references that run anywhere."""
