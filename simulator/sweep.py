@@ -1,0 +1,262 @@
+"""Grids of what-ifs: one predicted row for every combination of varied keys, compared with the first."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from importlib.util import find_spec
+from itertools import product
+from pathlib import Path
+from textwrap import shorten
+from typing import TYPE_CHECKING, Any
+
+from tabulate import tabulate
+from tqdm import tqdm
+
+from foreshard.simulator.document import parse_override
+from foreshard.simulator.prediction import Prediction
+from foreshard.simulator.reading import read_scenario
+from foreshard.simulator.report import report
+from foreshard.simulator.scenario import Scenario
+from foreshard.simulator.sweep_store import RowStore, inputs_sha256
+from foreshard.topologies.errors import ForeshardError, InputError, MissingDependencyError
+from foreshard.topologies.units import format_bytes
+
+if TYPE_CHECKING:
+    import pandas
+
+__all__ = ["Comparison", "Row", "combinations", "compare", "parse_vary"]
+
+Row = dict[str, Any]
+Source = str | Path | Mapping[str, Any] | Scenario
+Measures = dict[str, float | bool | int]
+
+_MEASURES = ("step_time_s", "samples_per_s", "speedup", "scaling_efficiency", "all_to_all_s", "memory_fits")
+_PAIRED = "([{", ")]}"
+_PROBLEM_WIDTH = 100
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Comparison:
+    """Rows in the order of the grid, the last key varying fastest; a combination that cannot be has a `problem`."""
+
+    keys: tuple[str, ...]
+    rows: tuple[Row, ...]
+
+    @property
+    def finished(self) -> tuple[Row, ...]:
+        """The rows that were predicted."""
+        return tuple(row for row in self.rows if "problem" not in row)
+
+    def to_text(self) -> str:
+        """One aligned table: times in ms, speed-up and percent of ideal scaling against the first row."""
+        names = [key.rsplit(".", 1)[-1] for key in self.keys]
+        if len(set(names)) < len(names):
+            names = list(self.keys)
+        headers = [*names, "step ms", "samples/s", "speed-up", "of ideal", "all-to-all ms", "memory"]
+        body = [[*(str(row[key]) for key in self.keys), *_cells(row)] for row in self.rows]
+        align = ["right"] * (len(headers) - 1) + ["left"]
+        return tabulate(body, headers, tablefmt="simple", colalign=align, disable_numparse=True) + "\n"
+
+    def to_csv(self) -> str:
+        """The rows as CSV: varied keys, measures in seconds and bytes, and the problem of a row that cannot be."""
+        out = io.StringIO()
+        columns = dict.fromkeys(name for row in self.rows for name in row)
+        writer = csv.DictWriter(out, list(columns), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(self.rows)
+        return out.getvalue()
+
+    def to_frame(self) -> pandas.DataFrame:
+        """The rows as a pandas DataFrame. Raises MissingDependencyError without pandas."""
+        try:
+            import pandas
+        except ImportError as error:
+            raise MissingDependencyError(
+                "to_frame() needs pandas, which is not installed: pip install 'foreshard[frames]'"
+            ) from error
+        return pandas.DataFrame(list(self.rows))
+
+    def _repr_html_(self) -> str:
+        columns = list(dict.fromkeys(name for row in self.rows for name in row))
+        body = [[row.get(name, "") for name in columns] for row in self.rows]
+        return str(tabulate(body, columns, tablefmt="html"))
+
+
+def compare(
+    source: Source,
+    vary: Mapping[str, Sequence[object]] | Iterable[str],
+    overrides: Iterable[str] = (),
+    *,
+    jobs: int = 1,
+    keep: Path | None = None,
+) -> Comparison:
+    """Return the predicted step of every combination of `vary`, {"cluster.nodes": [1, 2]} or ("cluster.nodes=1,2",).
+
+    `jobs` > 1 predicts in that many processes through joblib where it is installed. `keep` names a file of finished
+    rows: those whose inputs are unchanged are taken from it, new ones appended. Raises InputError if the scenario is
+    bad by itself or if no combination can be predicted.
+    """
+    varied = _varied(vary)
+    common = tuple(overrides)
+    read_scenario(source, common)
+    grid = list(combinations(varied))
+    store = RowStore(keep)
+    found = dict(_predicted(source, common, grid, store, jobs))
+    measures = [found[index] for index in range(len(grid))]
+    if all(isinstance(item, str) for item in measures):
+        raise InputError(dict.fromkeys(str(item) for item in measures), where="no combination can be predicted")
+    return Comparison(keys=tuple(varied), rows=tuple(_scaled(grid, measures)))
+
+
+def parse_vary(text: str) -> tuple[str, list[str]]:
+    """Return the key and the values of "key=a,b,c"; commas inside quotes, brackets or braces do not separate.
+
+    Raises InputError if there is no key or no value.
+    """
+    key, equals, values = text.partition("=")
+    parts = [part.strip() for part in _split(values)]
+    if not equals or not key.strip() or not all(parts):
+        raise InputError(f"--vary {text!r} is not key=value,value: write for example cluster.nodes=1,2,4")
+    return key.strip(), parts
+
+
+def combinations(vary: Mapping[str, Sequence[str]]) -> Iterator[dict[str, str]]:
+    """Yield every combination as {key: value}, the last key varying fastest."""
+    for values in product(*vary.values()):
+        yield dict(zip(vary, values, strict=True))
+
+
+def _split(text: str) -> Iterator[str]:
+    depth, quote, part = 0, "", ""
+    for char in text:
+        if quote:
+            quote = "" if char == quote else quote
+        elif char in "\"'":
+            quote = char
+        else:
+            depth += (char in _PAIRED[0]) - (char in _PAIRED[1])
+            if char == "," and depth == 0:
+                yield part
+                part = ""
+                continue
+        part += char
+    yield part
+
+
+def _varied(vary: Mapping[str, Sequence[object]] | Iterable[str]) -> dict[str, list[str]]:
+    if isinstance(vary, Mapping):
+        varied = {key: [_written(value) for value in values] for key, values in vary.items()}
+    else:
+        pairs = [parse_vary(text) for text in ([vary] if isinstance(vary, str) else vary)]
+        varied = dict(pairs)
+        if len(varied) < len(pairs):
+            raise InputError("a key is varied twice: give all its values in one list")
+    empty = [f"{key} has no values to vary" for key, values in varied.items() if not values]
+    if empty or not varied:
+        raise InputError(empty or "nothing to vary: give at least one key with its values")
+    return varied
+
+
+def _written(value: object) -> str:
+    """A Python value as an override writes it."""
+    if value is None:
+        return "world"
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+# -- predicting ----------------------------------------------------------------------------------------------------
+
+
+def _predicted(
+    source: Source, common: tuple[str, ...], grid: list[dict[str, str]], store: RowStore, jobs: int
+) -> Iterator[tuple[int, Measures | str]]:
+    """Measures of every combination by its index, or why it cannot be; finished ones are stored as they come."""
+    waiting: list[tuple[int, Scenario, str]] = []
+    for index, chosen in enumerate(grid):
+        try:
+            scenario = read_scenario(source, (*common, *(f"{key}={value}" for key, value in chosen.items())))
+        except InputError as error:
+            yield index, "; ".join(error.problems)
+            continue
+        digest = inputs_sha256(scenario)
+        known = store.get(digest)
+        if known is None:
+            waiting.append((index, scenario, digest))
+        else:
+            yield index, known
+    results = _run(_measures, [scenario for _, scenario, _ in waiting], jobs)
+    for at, measures in tqdm(results, total=len(waiting), unit="step", disable=None, leave=False):
+        index, _, digest = waiting[at]
+        if not isinstance(measures, str):
+            store.put(digest, measures)
+        yield index, measures
+
+
+def _run(
+    work: Callable[[Scenario], Measures | str], scenarios: list[Scenario], jobs: int
+) -> Iterator[tuple[int, Measures | str]]:
+    """Work on every scenario, here or in processes; yields (index, result) as they finish."""
+    if jobs > 1 and len(scenarios) > 1 and find_spec("joblib"):
+        from joblib import Parallel, delayed
+
+        parallel = Parallel(n_jobs=min(jobs, len(scenarios)), return_as="generator")
+        yield from enumerate(parallel(delayed(work)(scenario) for scenario in scenarios))
+        return
+    for index, scenario in enumerate(scenarios):
+        yield index, work(scenario)
+
+
+def _measures(scenario: Scenario) -> Measures | str:
+    """What a row tells of one predicted step, or why it cannot be predicted."""
+    try:
+        prediction = Prediction(scenario)
+        told = report(prediction, advice=False)
+    except ForeshardError as error:
+        return str(error)
+    assert told.memory is not None
+    assert told.samples_per_s is not None
+    return {
+        "ranks": prediction.cluster.size,
+        "step_time_s": told.step_time_s,
+        "samples_per_s": told.samples_per_s,
+        "all_to_all_s": told.all_to_all_s,
+        "memory_fits": told.memory.fits,
+        "memory_peak_bytes": float(told.memory.per_rank_bytes[told.memory.peak_rank]),
+    }
+
+
+# -- rows ----------------------------------------------------------------------------------------------------------
+
+
+def _scaled(grid: list[dict[str, str]], measures: list[Measures | str]) -> Iterator[Row]:
+    """Rows with speed-up and scaling efficiency against the first that could be predicted.
+
+    Efficiency = throughput / (first throughput x ranks / first ranks).
+    """
+    first = next(item for item in measures if not isinstance(item, str))
+    for chosen, item in zip(grid, measures, strict=True):
+        row: Row = {key: parse_override(f"{key}={value}")[1] for key, value in chosen.items()}
+        if isinstance(item, str):
+            yield {**row, **dict.fromkeys(_MEASURES), "problem": item}
+            continue
+        speedup = item["samples_per_s"] / first["samples_per_s"]
+        scaled = {**item, "speedup": speedup, "scaling_efficiency": speedup * first["ranks"] / item["ranks"]}
+        rest = {name: value for name, value in item.items() if name not in _MEASURES}
+        yield {**row, **{name: scaled[name] for name in _MEASURES}, **rest}
+
+
+def _cells(row: Row) -> list[str]:
+    if "problem" in row:
+        return ["-"] * 5 + [shorten(f"cannot be: {row['problem']}", _PROBLEM_WIDTH, placeholder=" ...")]
+    fits = "fits" if row["memory_fits"] else "DOES NOT FIT"
+    return [
+        f"{row['step_time_s'] * 1e3:.3f}",
+        f"{row['samples_per_s']:,.0f}",
+        f"{row['speedup']:.2f}x",
+        f"{row['scaling_efficiency']:.1%}",
+        f"{row['all_to_all_s'] * 1e3:.3f}",
+        f"{format_bytes(row['memory_peak_bytes'])}, {fits}",
+    ]
