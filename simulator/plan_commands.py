@@ -92,7 +92,7 @@ def export_plan_command(file: Path, output: Path, world_size: int | None, local_
     if ranks is None or local is None:
         raise InputError("the plan does not say its ranks or those of a node: give --world-size, --local-world-size")
     check_writable(output)
-    calls = torchrec_calls(resolve_plan(plan.plan, plan.tables, ranks, local), local)
+    calls = torchrec_calls(resolve_plan(plan.plan, plan.tables, ranks, local), ranks, local)
     write_text(output, calls_text(calls, dict(plan.modules), world_size=ranks, local_world_size=local))
     click.echo(f"{len(calls)} tables written")
 

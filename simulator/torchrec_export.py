@@ -25,27 +25,29 @@ class Call:
         return f"{self.function}({', '.join(f'{name}={value!r}' for name, value in self.arguments)})"
 
 
-def torchrec_calls(sharded: Sequence[ShardedTable], local_world_size: int) -> dict[str, Call]:
-    """Return, by table name, the call that gives TorchRec the same shards on the same ranks of a sharding group.
+def torchrec_calls(sharded: Sequence[ShardedTable], world_size: int, local_world_size: int) -> dict[str, Call]:
+    """Return, by table name, the call that gives TorchRec the same shards on the same ranks.
 
-    `local_world_size` ranks share a node. Raises InputError with everything that TorchRec's functions cannot say:
+    TorchRec plans for one sharding group: `world_size` are its ranks, `local_world_size` those that share a node. Raises InputError with everything that TorchRec's functions cannot say:
     hash owners, uneven or partial row_wise shards, column slices of unequal width.
     """
     problems = [
-        f"table '{item.table.name}': {problem}" for item in sharded for problem in _impossible(item, local_world_size)
+        f"table '{item.table.name}': {problem}"
+        for item in sharded
+        for problem in _impossible(item, world_size, local_world_size)
     ]
     if problems:
         raise InputError(problems, where="export to TorchRec")
     return {item.table.name: _call(item, local_world_size) for item in sharded}
 
 
-def _impossible(item: ShardedTable, local: int) -> Iterator[str]:
+def _impossible(item: ShardedTable, world: int, local: int) -> Iterator[str]:
     by_row = item.sharding in ("row_wise", "table_row_wise", "grid_shard")
     if item.owner == "hash" and by_row:
         yield 'TorchRec shards rows by ranges only, not by a hash of the id: use owner = "range"'
     elif by_row and item.row_bounds.tolist() != row_bounds(item.table.num_embeddings, item.row_parts).tolist():
         yield "TorchRec trains with equal row blocks only: drop row_splits"
-    if item.sharding == "row_wise" and item.owners[0].tolist() != list(range(item.row_parts)):
+    if item.sharding == "row_wise" and item.owners[0].tolist() != list(range(world)):
         yield "TorchRec's row_wise uses every rank in order: drop ranks"
     if len(set(np.diff(item.col_bounds).tolist())) > 1:
         yield f"its {item.table.embedding_dim} columns are not {item.col_parts} equal slices, which TorchRec needs"

@@ -81,7 +81,7 @@ def _read_storage(
         notes.append(
             f"data types are read off the planner's storage: {len(reading.data_types)} of {len(rows)} tables fit one "
             f"type only, the others are taken as {reading.common} like most; the optimizer that fits is "
-            f"{reading.optimizer or 'not certain'}"
+            f"{reading.optimizer or 'not certain'}; its vectors have {reading.output_bytes} bytes per element"
         )
     return reading
 

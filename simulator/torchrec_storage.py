@@ -49,12 +49,13 @@ class PrintedStorage:
 class StorageReading:
     """What the storage of all tables tells together: `data_types` of the tables that fit one only, the type of most.
 
-    `optimizer` is None where several fit the same number of tables.
+    `optimizer` is None where several fit the same number of tables. `output_bytes` are those of a vector's element.
     """
 
     data_types: dict[str, DataType]
     common: DataType
     optimizer: Optimizer | None
+    output_bytes: int
 
 
 def read_storage(tables: Mapping[str, PrintedStorage], samples: float) -> StorageReading | None:
@@ -63,20 +64,21 @@ def read_storage(tables: Mapping[str, PrintedStorage], samples: float) -> Storag
     `samples` are those of a whole step, batch size x ranks.
     """
     readings = [
-        (optimizer, _fitting(tables, output, optimizer, samples))
+        (optimizer, output, _fitting(tables, output, optimizer, samples))
         for optimizer in _OPTIMIZERS
         for output in _OUTPUT_BYTES
     ]
-    most = max(len(fits) for _, fits in readings)
-    best = [(optimizer, fits) for optimizer, fits in readings if len(fits) == most]
-    decided = {name: kinds[0] for name, kinds in best[0][1].items() if len(kinds) == 1}
+    most = max(len(fits) for _, _, fits in readings)
+    best = [reading for reading in readings if len(reading[2]) == most]
+    decided = {name: kinds[0] for name, kinds in best[0][2].items() if len(kinds) == 1}
     if not decided:
         return None
-    optimizers = {optimizer for optimizer, _ in best}
+    optimizers = {optimizer for optimizer, _, _ in best}
     return StorageReading(
         data_types=decided,
         common=Counter(decided.values()).most_common(1)[0][0],
         optimizer=optimizers.pop() if len(optimizers) == 1 else None,
+        output_bytes=best[0][1],
     )
 
 
