@@ -8,20 +8,21 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from foreshard.simulator.program import Stage
 from foreshard.topologies.errors import InputError, MissingDependencyError
-from foreshard.topologies.output import replaced
+from foreshard.topologies.output import check_writable, replaced
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 __all__ = [
-    "GLYPH", "IDLE", "INK", "MARKERS", "SERIES", "STAGE_COLOURS", "bar_lanes", "draw_legend", "house_axes",
-    "house_style", "ink_on", "points_per_unit", "save_plot", "words",
+    "GLYPH", "IDLE", "INK", "MARKERS", "SERIES", "STAGE_COLOURS", "bar_lanes", "check_plot", "draw_legend",
+    "house_axes", "house_style", "ink_on", "points_per_unit", "save_plot", "words",
 ]  # fmt: skip
 
 STAGE_COLOURS: dict[Stage, str] = {
@@ -54,6 +55,13 @@ _STYLE: dict[str, Any] = {
     "svg.hashsalt": "foreshard",
     "svg.fonttype": "none",
 }
+# Without the time and the version that matplotlib writes into files, the same plot gives the same bytes.
+_METADATA: dict[str, dict[str, None]] = {
+    ".png": {"Software": None},
+    ".svg": {"Date": None, "Creator": None},
+    ".pdf": {"CreationDate": None, "Creator": None, "Producer": None},
+}
+_NO_MATPLOTLIB = "plots need matplotlib, which is not installed: pip install 'foreshard[plot]'"
 GLYPH = 0.6  # mean width of a character over the font size
 
 
@@ -63,9 +71,7 @@ def house_style() -> Iterator[Any]:
     try:
         from matplotlib import pyplot
     except ImportError as error:
-        raise MissingDependencyError(
-            "plots need matplotlib, which is not installed: pip install 'foreshard[plot]'"
-        ) from error
+        raise MissingDependencyError(_NO_MATPLOTLIB) from error
     with pyplot.rc_context(_STYLE):
         yield pyplot
 
@@ -113,20 +119,30 @@ def words(key: str) -> str:
     return key.rsplit(".", 1)[-1].replace("_", " ")
 
 
+def check_plot(path: str | Path) -> None:
+    """Return if a plot can be drawn and written at `path`, before any work for it is done.
+
+    Raises InputError for a suffix that is no format or a path that cannot be written, MissingDependencyError without
+    matplotlib.
+    """
+    target = Path(path)
+    if target.suffix not in _METADATA:
+        raise InputError(
+            f"{target}: plots are written as {', '.join(sorted(_METADATA))}: name a file with one of these"
+        )
+    check_writable(target)
+    if find_spec("matplotlib") is None:
+        raise MissingDependencyError(_NO_MATPLOTLIB)
+
+
 def save_plot(plot: Axes | Figure, path: str | Path) -> Path:
     """Return the path written, as PNG, SVG or PDF by its suffix; the same plot gives the same bytes.
 
     Raises InputError for another suffix or a path that cannot be written.
     """
     target = Path(path)
-    metadata: dict[str, dict[str, None]] = {
-        ".png": {"Software": None},
-        ".svg": {"Date": None, "Creator": None},
-        ".pdf": {"CreationDate": None, "Creator": None, "Producer": None},
-    }
-    if target.suffix not in metadata:
-        raise InputError(f"{target}: plots are written as {', '.join(sorted(metadata))}: name a file with one of these")
+    check_plot(target)
     figure: Any = plot if hasattr(plot, "savefig") else plot.figure
     with house_style(), replaced(target) as part:
-        figure.savefig(part, metadata=metadata[target.suffix])
+        figure.savefig(part, metadata=_METADATA[target.suffix])
     return target
