@@ -28,8 +28,9 @@ class Call:
 def torchrec_calls(sharded: Sequence[ShardedTable], world_size: int, local_world_size: int) -> dict[str, Call]:
     """Return, by table name, the call that gives TorchRec the same shards on the same ranks.
 
-    TorchRec plans for one sharding group: `world_size` are its ranks, `local_world_size` those that share a node. Raises InputError with everything that TorchRec's functions cannot say:
-    hash owners, uneven or partial row_wise shards, column slices of unequal width.
+    TorchRec plans for one sharding group: `world_size` are its ranks, `local_world_size` those that share a node.
+    Raises InputError with everything that TorchRec's functions cannot say: hash owners, uneven or partial row_wise
+    shards, column slices of unequal width.
     """
     problems = [
         f"table '{item.table.name}': {problem}"
