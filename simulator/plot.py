@@ -232,6 +232,8 @@ def plot_step(trace: StepTrace, step: Step | None = None, ranks: Sequence[int] |
         figure, (above, below) = pyplot.subplots(2, 1, figsize=(10.0, sum(heights)), height_ratios=heights)
         plot_stages(trace if step is None else step, ax=above)
         plot_timeline(trace, ranks, ax=below)
+        below.get_legend().remove()  # the same colours as above
+        below.set_title(below.get_title("left"), pad=8)
     return cast("Figure", figure)
 
 
