@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -20,10 +20,10 @@ from foreshard.simulator.prediction import Prediction
 from foreshard.simulator.program import CollectiveKind, Stage
 from foreshard.simulator.report_text import html_report, text_report
 from foreshard.simulator.scenario import Assumption, Scenario
-from foreshard.simulator.signals import HotTable, Imbalance, SyncReport, hot_tables, imbalance
+from foreshard.simulator.signals import HotTable, Imbalance, PlacementReport, SyncReport, hot_tables, imbalance
 from foreshard.simulator.skew import hot_owners
 from foreshard.simulator.trace import StepTrace
-from foreshard.topologies.errors import BoundViolationError
+from foreshard.topologies.errors import BoundViolationError, InputError
 
 __all__ = ["CollectiveRow", "Heading", "Report", "advice_of", "memory_of", "report"]
 
@@ -42,6 +42,7 @@ class Heading:
     ranks: int
     layout: str = ""
     pipeline: str = ""
+    optimizer: str = ""
     batch_size: int = 0
 
 
@@ -93,6 +94,7 @@ class Report:
     memory: Memory | None = None
     advice: tuple[Advice, ...] = ()
     sync: SyncReport | None = None
+    placements: PlacementReport | None = None
     planner: PlannerComparison | None = None
     assumptions: tuple[Assumption, ...] = ()
     provenance: tuple[tuple[str, str | int], ...] = ()
@@ -123,6 +125,7 @@ class Report:
             "memory": self.memory and self.memory.to_dict(),
             "advice": [item.sentence() for item in self.advice],
             "sync": self.sync and self.sync.to_dict(),
+            "placements": self.placements and self.placements.to_dict(),
             "assumptions": [asdict(item) for item in self.assumptions],
             "provenance": dict(self.provenance),
         }
@@ -136,11 +139,12 @@ class Report:
         return html_report(self)
 
 
-def report(source: Prediction | StepTrace, *, planner: bool = False, advice: bool = True) -> Report:
+def report(source: Prediction | StepTrace, *, planner: bool = False, what_if: bool = True) -> Report:
     """Return the report of a prediction, or what a bare trace tells.
 
-    `planner` sets TorchRec's estimate beside it; `advice` says what to do where memory does not fit. Raises
-    BoundViolationError if a predicted collective is faster than its closed-form bound, which is a bug in foreshard.
+    `planner` sets TorchRec's estimate beside it. `what_if` predicts changes: what to do where memory does not fit, and
+    the other placement of a 2D layout. Raises BoundViolationError if a predicted collective is faster than its
+    closed-form bound, which is a bug in foreshard.
     """
     if isinstance(source, StepTrace):
         return _trace_report(source)
@@ -160,8 +164,9 @@ def report(source: Prediction | StepTrace, *, planner: bool = False, advice: boo
         imbalance=imbalance(source.demand, source.trace, memory.per_rank_bytes),
         hot_tables=hot_tables(hot_owners(source.sharded), source.layout.sharding.members[0]),
         memory=memory,
-        advice=advice_of(source, memory) if advice else (),
+        advice=advice_of(source, memory) if what_if else (),
         sync=sync,
+        placements=_placements(source, sync) if what_if and sync else None,
         planner=compare_with_planner(source, parts, communication) if planner else None,
         assumptions=assumptions_of(scenario, source.cluster, source.costs.constants),
         provenance=_provenance(source),
@@ -196,6 +201,7 @@ def _heading(source: Prediction) -> Heading:
         ranks=source.cluster.size,
         layout=_layout_text(layout),
         pipeline=scenario.execution.pipeline,
+        optimizer=scenario.execution.optimizer,
         batch_size=scenario.workload.batch_size,
     )
 
@@ -266,6 +272,21 @@ def _sync(source: Prediction) -> SyncReport | None:
         weights_step_s=source.sync.weights.step_time_s,
         gradients_step_s=source.sync.gradients.step_time_s,
     )
+
+
+def _placements(source: Prediction, sync: SyncReport) -> PlacementReport | None:
+    """The layout's placement beside the other one; None where both are the same or the plan forbids the other."""
+    scenario, now = source.scenario, source.scenario.layout.placement
+    if source.cluster.nodes == 1 or source.layout.group_size == 1:
+        return None
+    layout = replace(scenario.layout, placement="interleaved" if now == "contiguous" else "contiguous")
+    try:
+        other = _sync(Prediction(replace(scenario, layout=layout), source.cluster))
+    except InputError:
+        return None
+    assert other is not None
+    both = (sync, other) if now == "contiguous" else (other, sync)
+    return PlacementReport(contiguous=both[0], interleaved=both[1])
 
 
 def advice_of(source: Prediction, memory: Memory | None = None) -> tuple[Advice, ...]:

@@ -179,12 +179,19 @@ def _sync(report: Report) -> Section:
         ("step that exchanges gradients of touched rows", format_ms(sync.gradients_step_s)),
         ("average step as configured", format_ms(sync.step_time_s)),
     ]
+    placements = report.placements
+    if placements is not None:
+        for name in ("contiguous", "interleaved"):
+            it = getattr(placements, name)
+            told = ", ".join(format_ms(time) for time in (it.plain_step_s, it.weights_step_s, it.gradients_step_s))
+            rows.append((f"{name}: without, weights, gradients", told))
     configured = every if sync.sync == "weights" else "exchanging gradients every step"
-    notes = [
-        f"configured: {configured}; {sync.sentence()}",
-        f"row-wise AdaGrad over {sync.replicas} replicas needs the step eta / sqrt(v / {sync.replicas} + eps) "
-        "(arXiv 2508.03854)",
-    ]
+    notes = [f"configured: {configured}; {sync.sentence()}"]
+    if placements is not None:
+        notes.append(f"averaging weights, {placements.sentence()}")
+    if report.heading.optimizer == "rowwise_adagrad":
+        scaled = f"eta / sqrt(v / {sync.replicas} + eps)"
+        notes.append(f"row-wise AdaGrad over {sync.replicas} replicas needs the step {scaled} (arXiv 2508.03854)")
     return Section(title="Replica synchronisation", rows=tuple(rows), notes=tuple(notes))
 
 

@@ -9,11 +9,11 @@ from numpy.typing import NDArray
 
 from foreshard.simulator.demand import Demand
 from foreshard.simulator.handed import given, received
-from foreshard.simulator.layout import Sync
+from foreshard.simulator.layout import Placement, Sync
 from foreshard.simulator.skew import HotOwner
 from foreshard.simulator.trace import StepTrace
 
-__all__ = ["HotTable", "Imbalance", "SyncReport", "hot_tables", "imbalance"]
+__all__ = ["HotTable", "Imbalance", "PlacementReport", "SyncReport", "hot_tables", "imbalance"]
 
 FloatArray = NDArray[np.float64]
 
@@ -151,4 +151,52 @@ class SyncReport:
             "weights_step_s": self.weights_step_s,
             "gradients_step_s": self.gradients_step_s,
             "weights_cheaper_from_interval": self.weights_cheaper_from,
+        }
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PlacementReport:
+    """Both placements of one 2D layout: what each makes of all-to-all and of replica synchronisation.
+
+    Contiguous groups keep look-ups in the node and let replicas cross nodes; interleaved groups do the reverse.
+    """
+
+    contiguous: SyncReport
+    interleaved: SyncReport
+
+    def better_at(self, interval: int) -> Placement:
+        """The placement with the shorter mean step when weights are averaged every `interval` steps."""
+        times = (self.contiguous.average_weights_s(interval), self.interleaved.average_weights_s(interval))
+        return "contiguous" if times[0] <= times[1] else "interleaved"
+
+    @property
+    def changes_at(self) -> int | None:
+        """The smallest `sync_interval` at which the better placement is another one than at 1; None: never.
+
+        Mean steps are p + e / k with the plain step p and the extra e of a synchronisation, so they cross once, at
+        k = (e1 - e2) / (p2 - p1).
+        """
+        here, there = self.contiguous, self.interleaved
+        plain = there.plain_step_s - here.plain_step_s
+        extra = (here.weights_step_s - here.plain_step_s) - (there.weights_step_s - there.plain_step_s)
+        if plain == 0 or extra / plain < 1:
+            return None
+        near = max(2, int(extra / plain))
+        return next((k for k in range(near, near + 3) if self.better_at(k) != self.better_at(1)), None)
+
+    def sentence(self) -> str:
+        """Which placement is better at which intervals, in one sentence."""
+        first, change = self.better_at(1), self.changes_at
+        if change is None:
+            return f"{first} placement is better at every sync_interval"
+        return (
+            f"{first} placement is better up to sync_interval = {change - 1}, {self.better_at(change)} from {change} on"
+        )
+
+    def to_dict(self) -> dict[str, object]:
+        """JSON values in seconds."""
+        return {
+            "contiguous": self.contiguous.to_dict(),
+            "interleaved": self.interleaved.to_dict(),
+            "better_changes_at_interval": self.changes_at,
         }

@@ -213,7 +213,7 @@ def _measures(scenario: Scenario) -> Measures | str:
     """What a row tells of one predicted step, or why it cannot be predicted."""
     try:
         prediction = Prediction(scenario)
-        told = report(prediction, advice=False)
+        told = report(prediction, what_if=False)
     except ForeshardError as error:
         return str(error)
     assert told.memory is not None

@@ -110,6 +110,36 @@ def test_a_synchronisation_every_few_steps_is_listed_with_its_interval() -> None
     assert {row.name: row.every for row in two_d("weights").collectives}["replica_sync.weights"] == 1
 
 
+def test_both_placements_of_a_2d_layout_are_set_side_by_side() -> None:
+    """Each placement's figures are those of its own report, whichever of the two was asked for."""
+    reports = [
+        report(predict(scenario(layout=Layout(sharding_group_size=8, placement=placement))))
+        for placement in ("contiguous", "interleaved")
+    ]
+    told = [item.to_dict() for item in reports]
+    assert told[0]["placements"] == told[1]["placements"]
+    for item in told:
+        name = "contiguous" if "contiguous" in item["scenario"]["layout"] else "interleaved"
+        assert item["placements"][name]["weights_step_s"] == item["sync"]["weights_step_s"]
+    assert reports[0].placements is not None
+    assert reports[0].placements.sentence() in " ".join(reports[0].to_text().split())
+
+
+def test_what_ifs_can_be_left_out() -> None:
+    found = report(predict(scenario(layout=Layout(sharding_group_size=8))), what_if=False)
+    assert found.placements is None
+
+
+def test_adagrads_scale_is_named_for_row_wise_adagrad_only() -> None:
+    layout = Layout(sharding_group_size=8)
+    with_it, without = (
+        report(predict(scenario(layout=layout, execution=Execution(optimizer=optimizer))), what_if=False).to_text()
+        for optimizer in ("rowwise_adagrad", "sgd")
+    )
+    assert "eta / sqrt(v / 2 + eps)" in with_it
+    assert "eta / sqrt" not in without
+
+
 def test_the_planner_stands_beside_the_prediction_with_reasons(flat: Report) -> None:
     assert flat.planner is not None
     told = flat.to_dict()["planner"]

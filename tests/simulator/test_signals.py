@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from foreshard.simulator.signals import HotTable, Imbalance, SyncReport, hot_tables
+from foreshard.simulator.signals import HotTable, Imbalance, PlacementReport, SyncReport, hot_tables
 from foreshard.simulator.skew import HotOwner
 
 
@@ -50,3 +50,22 @@ def test_a_hot_shard_is_named_by_table_rank_and_factor() -> None:
     even = HotOwner(table="item", position=0, share=0.25, factor=1.0, excess=0.0)
     found = hot_tables((hot, even), np.array([4, 5, 6, 7]))
     assert found == (HotTable(table="user", rank=5, factor=2.0, share=0.5, excess=3.0),)
+
+
+def test_contiguous_wins_once_synchronisation_is_rare_enough() -> None:
+    """10 + 90/k against 14 + 10/k: equal at 20; interleaved is better up to 19, contiguous from 20 on."""
+    report = PlacementReport(contiguous=sync(10.0, 100.0, 11.0), interleaved=sync(14.0, 24.0, 15.0))
+    assert (report.better_at(1), report.changes_at) == ("interleaved", 20)
+    assert report.sentence() == ("interleaved placement is better up to sync_interval = 19, contiguous from 20 on")
+    same = PlacementReport(contiguous=sync(10.0, 20.0, 11.0), interleaved=sync(14.0, 24.0, 15.0))
+    assert same.sentence() == "contiguous placement is better at every sync_interval"
+
+
+@given(st.tuples(*[st.floats(0.1, 10)] * 4))
+def test_the_change_of_placement_is_the_first_of_all_intervals(times: tuple[float, ...]) -> None:
+    """A slow search over intervals up to 1,000 finds the same change."""
+    a, b, c, d = times
+    report = PlacementReport(contiguous=sync(a, a + b, a), interleaved=sync(c, c + d, c))
+    found = next((k for k in range(2, 1001) if report.better_at(k) != report.better_at(1)), None)
+    if found is not None or (report.changes_at or 0) <= 1000:
+        assert report.changes_at == found

@@ -90,7 +90,7 @@ def test_a_grid_without_any_good_row_is_refused(vary: object, problem: str) -> N
 
 
 def test_a_scenario_that_is_bad_by_itself_is_refused_before_the_grid() -> None:
-    with pytest.raises(InputError, match="cluster nodes|nodes = -1"):
+    with pytest.raises(InputError, match=r"cluster\.nodes"):
         compare(SMALL, {"workload.batch_size": [1, 2]}, overrides=["cluster.nodes=-1"])
 
 
