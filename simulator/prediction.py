@@ -86,6 +86,14 @@ class Prediction:
             return self.sync.gradients
         return self.sync.weights if layout.sync_interval == 1 else self.sync.plain
 
+    @property
+    def shown_sync(self) -> Sync | None:
+        """How replicas synchronise in the step of `trace`; None where they do not, or not in every step."""
+        layout = self.scenario.layout
+        if self.layout.replicas == 1 or (layout.sync == "weights" and layout.sync_interval > 1):
+            return None
+        return layout.sync
+
     @cached_property
     def sync(self) -> SyncSteps | None:
         """The step with each way to synchronise replicas; None where there is one replica."""

@@ -1,0 +1,138 @@
+"""The simulator's commands: thin, each calls library functions that a notebook can call too."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+
+from foreshard.simulator.plan_commands import PLAN_COMMANDS
+from foreshard.topologies.errors import InputError
+from foreshard.topologies.output import check_folder, check_writable, write_text
+
+__all__ = ["COMMANDS"]
+
+_scenario = click.argument("scenario")
+_set = click.option(
+    "--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Change a key, as layout.sharding_group_size=8."
+)
+_json = click.option("--json", "as_json", is_flag=True, help="Print JSON, in seconds and bytes.")
+_plot = click.option("--plot", type=click.Path(path_type=Path), metavar="FILE.png", help="Draw into this file.")
+
+
+@click.command()
+@_scenario
+@_set
+@_json
+@click.option("--trace", type=click.Path(path_type=Path), metavar="DIR", help="Write a Kineto timeline for each rank.")
+@_plot
+@click.option("--planner", is_flag=True, help="Set TorchRec's own estimate beside the prediction.")
+def predict(
+    scenario: str, overrides: tuple[str, ...], as_json: bool, trace: Path | None, plot: Path | None, planner: bool
+) -> None:
+    """Predict one training step of SCENARIO, a file or a shipped name.
+
+    A key may be any of the scenario's, a table by its name: workload.tables.user_id.access.zipf=0.9.
+    """
+    from foreshard.simulator.drawing import check_plot
+    from foreshard.simulator.export import write_trace
+    from foreshard.simulator.prediction import predict as prediction_of
+    from foreshard.simulator.reading import read_scenario
+    from foreshard.simulator.report import report
+
+    chosen = read_scenario(scenario, overrides)
+    if trace is not None:
+        check_folder(trace)
+    if plot is not None:
+        check_plot(plot)
+    prediction = prediction_of(chosen)
+    told = report(prediction, planner=planner)
+    if trace is not None:
+        program = prediction.program(prediction.shown_sync)
+        write_trace(prediction.trace, trace, program=program, cluster=prediction.cluster)
+    if plot is not None:
+        _draw(plot, lambda plots: plots.plot_step(prediction.trace, told.breakdown))
+    _print(told.to_dict() if as_json else told.to_text())
+
+
+@click.command()
+@_scenario
+@_set
+@click.option(
+    "--vary",
+    "varied",
+    multiple=True,
+    required=True,
+    metavar="KEY=A,B,C",
+    help="A key and the values to try; repeatable.",
+)
+@_json
+@click.option("--csv", type=click.Path(path_type=Path), metavar="FILE", help="Write the rows as CSV.")
+@_plot
+@click.option("--jobs", type=click.IntRange(min=1), default=1, help="Predict in so many processes.")
+def compare(
+    scenario: str,
+    overrides: tuple[str, ...],
+    varied: tuple[str, ...],
+    as_json: bool,
+    csv: Path | None,
+    plot: Path | None,
+    jobs: int,
+) -> None:
+    """Predict SCENARIO for every combination of the varied keys and compare the steps with the first one."""
+    from foreshard.simulator.drawing import check_plot
+    from foreshard.simulator.sweep import compare as comparison_of
+
+    x = _numeric_key(varied) if plot is not None else ""
+    if plot is not None:
+        check_plot(plot)
+    if csv is not None:
+        check_writable(csv)
+    found = comparison_of(scenario, varied, overrides, jobs=jobs)
+    if csv is not None:
+        write_text(csv, found.to_csv())
+    if plot is not None:
+        _draw(plot, lambda plots: plots.plot_scaling(found.finished, x=x))
+    _print(found.rows if as_json else found.to_text())
+
+
+@click.command()
+@_json
+def presets(as_json: bool) -> None:
+    """List the shipped machines, table sets and scenarios."""
+    from foreshard.simulator import catalogue
+
+    sections = catalogue.shipped()
+    _print(sections if as_json else catalogue.to_text(sections))
+
+
+def _numeric_key(varied: Sequence[str]) -> str:
+    """The key a scaling plot runs over: the nodes if they vary, else the first key that takes only numbers."""
+    from foreshard.simulator.document import parse_override
+    from foreshard.simulator.sweep import parse_vary
+
+    grid = dict(parse_vary(text) for text in varied)
+    for key in sorted(grid, key=lambda key: key != "cluster.nodes"):
+        values = [parse_override(f"{key}={value}")[1] for value in grid[key]]
+        if all(isinstance(value, int | float) for value in values):
+            return key
+    raise InputError(
+        f"a scaling plot needs a key that takes numbers, such as cluster.nodes=1,2,4; given: {', '.join(grid)}"
+    )
+
+
+def _print(told: object) -> None:
+    """Print a text as it is and anything else as JSON."""
+    click.echo(told.rstrip() if isinstance(told, str) else json.dumps(told, indent=2, allow_nan=False))
+
+
+def _draw(path: Path, make: Callable[[Any], Any]) -> None:
+    from foreshard.simulator import plot as plots
+
+    plots.save_plot(make(plots), path)
+
+
+COMMANDS: list[click.Command] = [predict, compare, presets, *PLAN_COMMANDS]
