@@ -12,7 +12,7 @@ from foreshard.topologies.fields import near
 
 __all__ = ["parts", "preset_names", "preset_text"]
 
-_FOLDER = files("foreshard.topologies") / "presets"
+_FOLDER = files("foreshard.topologies") / "machines"
 _PARTS = "_parts.toml"
 
 
