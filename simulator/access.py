@@ -82,6 +82,19 @@ class Distribution:
         part = hash_part(self._head_rows(), parts)
         return _ScatteredParts(self, part, np.full(parts, 1.0 / parts))
 
+    def share_deviation(self, parts: int, *, hashed: bool) -> float:
+        """Return the standard deviation of the true share of one of `parts` equal parts around the expected one.
+
+        Rows behind the exact head count as spread evenly; chance put each somewhere, and moves a share by
+        sqrt(S x (1 - 1 / parts) / parts). S is the sum of p^2 over those rows with hash parts, whose sizes are chance
+        too, and of (p - mean p)^2 with ranges of fixed size. 0 for tables of up to 2,048 rows and rows in order.
+        """
+        law = self.law
+        if self.access.order == "by_frequency" or not law.tail_rows:
+            return 0.0
+        squares = law.tail_total(np.square) - (0.0 if hashed else law.tail_mass**2 / law.tail_rows)
+        return float(np.sqrt(max(0.0, squares) * (1 - 1 / parts) / parts))
+
     def sample(self, rng: np.random.Generator, count: int) -> IntArray:
         """Return `count` row ids of one stream, drawn with `rng`, with `access.locality` of them repeats, [count].
 

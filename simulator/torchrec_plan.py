@@ -42,7 +42,8 @@ def read_plan_bytes(path: str | Path) -> str:
             with gzip.open(path) as packed:
                 data = packed.read(_LARGEST_BYTES + 1)
     except (OSError, EOFError) as error:
-        raise InputError(f"cannot be read: {error}", where=str(path)) from None
+        reason = getattr(error, "strerror", None) or error
+        raise InputError(f"cannot be read: {reason}", where=str(path)) from None
     if len(data) > _LARGEST_BYTES:
         raise InputError(f"holds more than {_LARGEST_BYTES} bytes: no plan is that large", where=str(path))
     if data[:1] == b"\x80" or data[:4] == b"PK\x03\x04":

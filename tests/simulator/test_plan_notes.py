@@ -1,0 +1,25 @@
+"""Notes on a plan name what its words do not say."""
+
+from foreshard.simulator.placement import resolve_plan
+from foreshard.simulator.plan_notes import plan_notes
+from foreshard.simulator.sharding import Plan, TableSharding
+from foreshard.simulator.workload import Table
+
+
+def notes(kind, rows, dim):
+    tables = tuple(Table(name=f"t{i}", num_embeddings=rows, embedding_dim=dim) for i in range(5))
+    return plan_notes(resolve_plan(Plan(default=TableSharding(sharding=kind)), tables, 8, 4))
+
+
+def test_narrow_tables_that_stay_whole_under_column_wise_are_named():
+    (note,) = notes("column_wise", 100, 255)
+    assert note.startswith("5 tables (t0, t1, t2, ...) in one column slice")
+
+
+def test_tables_with_empty_row_shards_are_named():
+    (note,) = notes("row_wise", 3, 64)
+    assert "fewer rows than row shards" in note
+
+
+def test_an_ordinary_plan_has_no_notes():
+    assert notes("column_wise", 100, 256) == notes("row_wise", 8, 64) == notes("table_wise", 1, 1) == ()
