@@ -115,8 +115,8 @@ def route(batch: JaggedBatch, tables: Sequence[ShardedTable], members: int) -> R
     for index, slot in enumerate(slots):
         ids = batch.values[value_starts[index] : value_starts[index] + sizes[index]]
         span = slice(slot_starts[index], slot_starts[index + 1])
-        _locate_slot(slot, ids, owners[span], rows[span])
-        counts[:, index] = np.bincount(owners[span], minlength=members)
+        held = _locate_slot(slot, ids, owners[span], rows[span])
+        counts[:, index] = np.bincount(slot.table.owners[slot.column], held, members)
     send, rows_sent = bucketise(owners, rows, members)
     return Route(
         slots=slots, send=send, rows=rows_sent, counts=counts, slot_starts=slot_starts, value_starts=value_starts
@@ -130,14 +130,17 @@ def _slot_spans(batch: JaggedBatch, slots: Sequence[Slot]) -> tuple[IntArray, In
     return starts[feature], np.diff(starts)[feature]
 
 
-def _locate_slot(slot: Slot, ids: IntArray, owners: NDArray[np.unsignedinteger], rows: IntArray) -> None:
-    """Write owner and local row of every id, block by block."""
+def _locate_slot(slot: Slot, ids: IntArray, owners: NDArray[np.unsignedinteger], rows: IntArray) -> IntArray:
+    """Write owner and local row of every id, block by block; return the ids of each row part, [row parts]."""
     find, owner_of_part = part_finder(slot.table), slot.table.owners[slot.column].astype(owners.dtype)
+    held = np.zeros(slot.table.row_parts, dtype=np.int64)
     for begin in range(0, len(ids), _BLOCK):
         block = slice(begin, begin + _BLOCK)
         parts = find(ids[block])
         rows[block] = local_rows(slot.table, ids[block], parts)
         owners[block] = owner_of_part[parts]
+        held += np.bincount(parts, minlength=len(held))
+    return held
 
 
 def count_requests(batch: JaggedBatch, tables: Sequence[ShardedTable], members: int) -> IntArray:

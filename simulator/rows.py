@@ -15,6 +15,7 @@ from foreshard.simulator.sharding import ShardedTable
 __all__ = ["PartFinder", "global_rows", "hashed_rows", "local_rows", "part_finder", "part_rows", "parts_with_rows"]
 
 IntArray = NDArray[np.int64]
+RowArray = NDArray[np.int32] | NDArray[np.int64]
 PartFinder = Callable[[IntArray], IntArray]
 
 _BUCKETS = 1 << 12  # equal buckets of rows in which uneven ranges are looked up before they are compared
@@ -61,7 +62,7 @@ def _range_finder(bounds: IntArray) -> PartFinder:
     return find
 
 
-def local_rows(sharded: ShardedTable, ids: IntArray, parts: IntArray) -> IntArray:
+def local_rows(sharded: ShardedTable, ids: IntArray, parts: IntArray) -> RowArray:
     """The local row of every id on the shard of its part, of the ids' shape.
 
     In a range it counts from the range's start; of hashed rows, the k-th smallest id of a part is its row k.
@@ -69,17 +70,17 @@ def local_rows(sharded: ShardedTable, ids: IntArray, parts: IntArray) -> IntArra
     if sharded.row_parts == 1:
         return ids
     if sharded.owner == "hash":
-        return hashed_rows(sharded.table.num_embeddings, sharded.row_parts)[ids].astype(np.int64)
+        return hashed_rows(sharded.table.num_embeddings, sharded.row_parts).take(ids)
     return ids - sharded.row_bounds[parts]
 
 
 @lru_cache(maxsize=32)
-def hashed_rows(num_embeddings: int, parts: int) -> NDArray[np.int32] | IntArray:
+def hashed_rows(num_embeddings: int, parts: int) -> RowArray:
     """The local row of every id of a hashed table, [num_embeddings]; held in memory, 4 bytes a row below 2^31 rows."""
     part = hash_part(np.arange(num_embeddings), parts)
     order = np.argsort(part.astype(np.uint16) if parts <= 1 << 16 else part, kind="stable")
     counts = np.bincount(part, minlength=parts)
-    rows = np.empty(num_embeddings, dtype=np.int32 if num_embeddings < 1 << 31 else np.int64)
+    rows: RowArray = np.empty(num_embeddings, dtype=np.int32 if num_embeddings < 1 << 31 else np.int64)
     rows[order] = np.arange(num_embeddings) - np.repeat(starts_of(counts)[:-1], counts)
     return rows
 

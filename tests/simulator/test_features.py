@@ -129,6 +129,14 @@ def test_hashed_ids_spread_evenly():
     assert ((counts - 1000) ** 2 / 1000).sum() < 170
 
 
+def test_a_list_is_cut_to_its_first_ids_with_their_weights():
+    topics = FeatureFamily(
+        name="t", mapping=Dictionary(ids=(1, 2, 3)), kind="pooled", pooling="weighted", weight_column="w", max_ids=2
+    )
+    batch = batch_of({"t": [[3, 2, 1], [1]], "w": [[0.1, 0.2, 0.3], [0.4]]}, [topics])
+    assert (batch.values.tolist(), batch.weights.tolist()) == ([3, 2, 1], [0.1, 0.2, 0.4])
+
+
 def test_a_learnt_dictionary_puts_frequent_ids_first():
     family = FeatureFamily(name="topics", mapping=Hashed(num_embeddings=2), kind="pooled")
     rows = {"topics": ["a|b|a", "c|b|a", "", "d"]}

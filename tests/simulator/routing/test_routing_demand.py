@@ -85,6 +85,22 @@ def test_what_is_sent_is_received_and_every_id_is_looked_up_once_per_column_part
 
 
 @given(data=st.data())
+def test_pooled_row_kinds_reduce_and_send_every_pooled_column_of_every_sample(jobs, data):
+    """A reduce_scatter holds all samples of its ranks; across nodes each sample gets each node's columns once."""
+    job = data.draw(jobs(kinds=("row_wise", "table_row_wise", "grid_shard"), pooling=("sum",)))
+    samples = np.array([batch.samples for batch in job.batches])
+    for family in exact_demand(*on_one_group(job)).families:
+        columns = sum(len(t.table.features) * t.table.embedding_dim for t in job.family(family.sharding))
+        reduce, *across = family.output
+        assert (reduce.kind, sum(reduce.nbytes)) == ("reduce_scatter", samples.sum() * columns)
+        for collective in across:
+            received = np.zeros(job.members)
+            for group, members in enumerate(collective.groups.members):
+                received[members] = collective.traffic_of(group).to_matrix().sum(axis=0)
+            assert received.tolist() == (samples * columns).tolist()
+
+
+@given(data=st.data())
 def test_deduplication_asks_for_each_distinct_id_once(jobs, data):
     """Ids fall to the distinct ids of (rank, table), times column parts; distinct rows at the owners stay."""
     job = data.draw(jobs())
