@@ -8,7 +8,15 @@ ROOMS  := simulator kernels topologies calibration
 .PHONY: demo test lint types bench accuracy notebooks wheel clean
 
 demo: $(VENV)/.demo
-	$(BIN)/python -m foreshard.simulator.demo
+	@mkdir -p demo-out
+	@echo "MLPerf DLRM-DCNv2, weak scaling over nodes: global sharding against 2D with look-ups inside the node"
+	$(BIN)/foreshard compare mlperf-dcnv2-p5 \
+		--vary cluster.preset=p5.48xlarge,p4d.24xlarge --vary layout.sharding_group_size=world,8 \
+		--vary cluster.nodes=1,2,4,8 --csv demo-out/scaling.csv --plot demo-out/scaling.png
+	@echo; echo "The 2D step on 8 nodes of p5, in full"
+	$(BIN)/foreshard predict mlperf-dcnv2-p5 --set layout.sharding_group_size=8 \
+		--trace demo-out/timeline --plot demo-out/step.png
+	@echo; echo "Written to demo-out: scaling.csv, scaling.png, step.png, timeline/*.json (open in ui.perfetto.dev)"
 
 test: $(VENV)/.test lint
 	$(BIN)/python -m pytest -n auto --dist loadscope -p no:benchmark

@@ -68,9 +68,10 @@ class Prediction:
     def demand(self) -> Demand:
         """Ids, vectors and rows that one step asks of every rank."""
         arguments = (self.scenario.workload, self.sharded, self.layout, self.cluster.node_of)
-        if self.scenario.execution.routing == "sampled":
-            return sampled_demand(*arguments, seed=self.scenario.execution.seed)
-        return expected_demand(*arguments)
+        execution = self.scenario.execution
+        if execution.routing == "sampled":
+            return sampled_demand(*arguments, seed=execution.seed, optimizer=execution.optimizer)
+        return expected_demand(*arguments, optimizer=execution.optimizer)
 
     def program(self, sync: Sync | None) -> StepProgram:
         """The step program with replicas synchronised by `sync`."""

@@ -150,3 +150,13 @@ def test_a_tiny_batch_costs_its_launches() -> None:
     step = Prediction(scenario).sync.plain.step_time_s
     assert step >= host
     assert work < host / 2
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "numbers"), [("sgd", 0), ("rowwise_adagrad", 1 / 64), ("adagrad", 1), ("adam", 2)]
+)
+def test_replicas_also_average_what_the_optimizer_keeps(optimizer: str, numbers: float) -> None:
+    """The state that is synchronised follows the optimizer: none, one number a row, one or two an element."""
+    ops = program("base", sync="weights", execution=Execution(optimizer=optimizer)).ops
+    moved = {op.name: op.work.nbytes[0] for op in ops if op.name.startswith("replica_sync")}
+    assert moved.get("replica_sync.state", 0.0) == pytest.approx(numbers * moved["replica_sync.weights"], rel=0.02)
