@@ -66,9 +66,9 @@ class ShardedTable:
     @property
     def row_parts(self) -> int:
         """Row shards."""
-        return self.owners.shape[1]
+        return int(self.owners.shape[1])
 
     @property
     def col_parts(self) -> int:
         """Column shards."""
-        return self.owners.shape[0]
+        return int(self.owners.shape[0])

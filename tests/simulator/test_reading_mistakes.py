@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import copy
 import math
-import re
 from pathlib import Path
 from typing import Any
 
@@ -320,51 +319,6 @@ def test_one_mistake_of_the_default_is_not_told_for_every_table(tmp_path: Path) 
     assert problem == "table 'user_id' and 1 more (plan.default): data_parallel tables are on every rank: drop ranks"
 
 
-FILES: dict[str, tuple[bytes, str]] = {
-    "not TOML": (b"schema = 1\n[cluster\n", "not valid TOML: .*line 2"),
-    "no quotes": (b"schema = 1\ncluster.preset = p5\n", "not valid TOML: .*line 2, column 18"),
-    "a key twice": (b"schema = 1\nschema = 1\n", "not valid TOML: .*line 2"),
-    "not UTF-8": (
-        b'schema = 1\nname = "caf\xe9"\n',
-        r"not UTF-8 text \(byte 0xe9 at offset 22\): save the file as UTF-8",
-    ),
-    "UTF-16": ("schema = 1".encode("utf-16-le") + b"\xff", r"not UTF-8 text \(byte 0xff at offset 20\)"),
-    "too deep": (b"a = " + b"[" * 100_000, "not valid TOML: "),
-    "too many digits": (b"schema = " + b"9" * 5000, "not valid TOML: "),
-}
-
-
-@pytest.mark.parametrize("name", FILES)
-def test_a_file_that_is_no_toml_says_where(name: str, tmp_path: Path) -> None:
-    content, message = FILES[name]
-    path = tmp_path / "job.toml"
-    path.write_bytes(content)
-    (problem,) = problems_of(path)
-    assert re.match(message, problem)
-
-
-def test_an_empty_file_says_what_it_needs(tmp_path: Path) -> None:
-    (tmp_path / "job.toml").write_bytes(b"")
-    assert [problem.split(" is missing")[0] for problem in problems_of(tmp_path / "job.toml")] == [
-        "schema",
-        "cluster",
-        "workload",
-    ]
-
-
-def test_a_byte_order_mark_is_no_mistake(tmp_path: Path) -> None:
-    (tmp_path / "job.toml").write_bytes(b"\xef\xbb\xbf" + tomli_w.dumps(GOOD).encode())
-    assert read_scenario(tmp_path / "job.toml") == read_scenario(written(tmp_path, GOOD))
-
-
-def test_a_missing_file_a_folder_and_an_unknown_name_say_so(tmp_path: Path) -> None:
-    assert problems_of(tmp_path / "no.toml")[0].startswith("no such file")
-    assert problems_of(tmp_path)[0] == "is a folder: give the TOML file in it"
-    assert problems_of("mlperf-dcnv2-p4")[0].startswith(
-        "no scenario 'mlperf-dcnv2-p4'; did you mean 'mlperf-dcnv2-p5'?; shipped are "
-    )
-
-
 def test_an_unknown_table_set_is_one_mistake(tmp_path: Path) -> None:
     document = changed(("workload/tables", "mlperf-dcn"))
     (problem,) = problems_of(written(tmp_path, document))
@@ -375,39 +329,6 @@ def test_a_line_break_in_a_name_does_not_break_the_message(tmp_path: Path) -> No
     document = changed((f"{SECOND}/name", "a\nb\x1b[31m"), (f"{SECOND}/embedding_dim", -1))
     (problem,) = problems_of(written(tmp_path, document))
     assert problem.startswith(r'workload.tables."a\nb\x1b[31m".embedding_dim = -1')
-
-
-OVERRIDES: dict[str, tuple[str, str]] = {
-    "no equals": ("cluster.nodes", "\"cluster.nodes\" has no '=' in it: write key=value"),
-    "no key": ("=4", '"" is not a dotted key such as cluster.nodes'),
-    "bad key": ("cluster nodes=4", '"cluster nodes" is not a dotted key such as cluster.nodes'),
-    "no value": ("cluster.nodes=", 'cluster.nodes: the value "" is not readable: expected a number, a word'),
-    "half a list": ("plan.tables.user_id.ranks=[1,", 'plan.tables.user_id.ranks: the value "[1," is not readable'),
-    "two values": ("cluster.nodes=4,8", 'cluster.nodes: the value "4,8" is not readable'),
-    "unknown key": ("cluster.nodse=4", "cluster.nodse: unknown key; did you mean 'nodes'?"),
-    "unknown section": ("clustr.nodes=4", "clustr: unknown key; did you mean 'cluster'?"),
-    "into a number": ("cluster.nodes.x=4", "cluster.nodes.x: cluster.nodes is 2, which has no key 'x'"),
-    "zero nodes": ("cluster.nodes=0", "cluster.nodes = 0: expected a whole number of at least 1"),
-    "absent table": (
-        "workload.tables.usr.num_embeddings=4",
-        "workload.tables.usr.num_embeddings: workload.tables has no entry named 'usr'",
-    ),
-    "absent table in plan": ("plan.tables.usr=row_wise", "plan.tables.usr: the workload has no table 'usr'"),
-}
-
-
-@pytest.mark.parametrize("name", OVERRIDES)
-def test_a_bad_override_is_one_sentence(name: str, tmp_path: Path) -> None:
-    assignment, message = OVERRIDES[name]
-    (problem,) = problems_of(written(tmp_path, GOOD), (assignment,))
-    assert problem.startswith(message)
-
-
-def test_the_message_names_the_file_and_the_overrides(tmp_path: Path) -> None:
-    path = written(tmp_path, GOOD)
-    with pytest.raises(InputError, match="batch_size = -1") as caught:
-        read_scenario(path, ("workload.batch_size=-1",))
-    assert str(caught.value).startswith(f"{path} --set workload.batch_size=-1: ")
 
 
 def test_a_cluster_file_with_an_ambiguous_unit_is_refused(tmp_path: Path) -> None:
