@@ -1,1 +1,1 @@
-"""C."""
+"""Measuring: readers of logs of real machines, fits of their constants, and comparisons with predictions."""

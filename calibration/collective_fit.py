@@ -56,11 +56,10 @@ def _predict(cluster: Cluster, row: MeasuredCollective) -> float:
     return alone_s(cluster, lowered)
 
 
-def relative_errors(
-    cluster_of: Callable[[int], Cluster], rows: Sequence[MeasuredCollective]
-) -> NDArray[np.float64]:
+def relative_errors(cluster_of: Callable[[int], Cluster], rows: Sequence[MeasuredCollective]) -> NDArray[np.float64]:
     """Return predicted / measured - 1 of every row, [rows]."""
-    return predict_rows(cluster_of, rows) / np.array([row.time_s for row in rows]) - 1
+    measured: NDArray[np.float64] = np.array([row.time_s for row in rows])
+    return predict_rows(cluster_of, rows) / measured - 1
 
 
 def fit_constants(

@@ -14,6 +14,9 @@ __all__ = ["Flows", "Loads"]
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
 
+# Cluster.loads takes time for every link of the cluster; following the path of one flow takes as long as so many.
+_LINKS_FOR_A_PATH = 1000
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Flows:
@@ -48,7 +51,21 @@ class Loads:
     @classmethod
     def of(cls, cluster: Cluster, flows: Flows) -> Loads:
         """What flows put on the links of their routes."""
+        if _LINKS_FOR_A_PATH * len(flows.src) < len(cluster.link_usable):
+            return cls._along_paths(cluster, flows)
         return cls(cluster, *cluster.loads(flows.src, flows.dst, flows.nbytes))
+
+    @classmethod
+    def _along_paths(cls, cluster: Cluster, flows: Flows) -> Loads:
+        total: dict[int, float] = {}
+        for src, dst, nbytes in zip(flows.src.tolist(), flows.dst.tolist(), flows.nbytes.tolist(), strict=True):
+            for path, share in cluster.paths(src, dst):
+                for link in path:
+                    total[link] = total.get(link, 0.0) + share * nbytes
+        links = sorted(link for link, nbytes in total.items() if nbytes > 0)
+        return cls(
+            cluster, np.array(links, dtype=np.int64), np.array([total[link] for link in links], dtype=np.float64)
+        )
 
     def times(self, factor: float) -> Loads:
         """The same links with all bytes times `factor`."""

@@ -132,6 +132,7 @@ class Members:
             architecture=architecture,
             nvlink=bool((cluster.link_kind[inside] == "nvlink").all()),
             in_switch=self.in_switch and architecture in tables()["nvls"]["efficiency"],
+            post_s=machine_constant(cluster, "network_overhead_s"),
         )
 
     def _lanes(self) -> int:

@@ -48,7 +48,7 @@ class Shape:
     """What NCCL's tuning looks at in a group: ranks, nodes (NVLink domains), GPU generation and kinds of link.
 
     `lanes` NICs of a node carry its traffic, one channel each; `port` is what a ring moves through a GPU inside its
-    node in bytes/s; `in_switch` says that NVSwitches reduce (NVLS).
+    node in bytes/s; `in_switch` says that NVSwitches reduce (NVLS); posting a network operation takes `post_s`.
     """
 
     ranks: int
@@ -58,6 +58,7 @@ class Shape:
     architecture: str
     nvlink: bool
     in_switch: bool
+    post_s: float
 
     @property
     def scale(self) -> int:
@@ -101,7 +102,8 @@ def latency(kind: CollectiveKind, algorithm: Algorithm, protocol: Protocol, shap
     """Return the latency of an algorithm as NCCL's tuning counts it (src/graph/tuning.cc, ncclTopoTuneModel).
 
     ring: base + (steps - inter) intra + inter net, with steps 2 (n-1) and inter 2 (N-1) for all_reduce, half of it
-    for the others. tree: base + 2 ((n/N - 1) intra + log2(N) net). NVLS: base + intra, over nodes 2 log2(N) net more.
+    for the others; over several nodes a step inside takes at least the posting of a network operation. tree: base +
+    2 ((n/N - 1) intra + log2(N) net). NVLS: base + intra, over nodes 2 log2(N) net more.
     """
     row = "nvls" if algorithm == "nvls_tree" else algorithm
     column = PROTOCOLS.index(protocol)
@@ -111,6 +113,8 @@ def latency(kind: CollectiveKind, algorithm: Algorithm, protocol: Protocol, shap
     match algorithm:
         case "ring":
             rounds = 2 if kind == "all_reduce" else 1
+            if nodes > 1:
+                intra = max(intra, shape.post_s * tables()["network_overhead"]["times"][column])
             return Latency(base + rounds * (n - nodes) * intra, hop, rounds * (nodes - 1))
         case "tree":
             return Latency(base + 2 * (n / nodes - 1) * intra, hop, 2 * depth)

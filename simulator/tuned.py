@@ -115,7 +115,9 @@ def _port_floor(members: Members, choice: Choice, loads: Loads, nbytes: float) -
     floor = loads.only("network").nominal_s / share
     if choice[0] in ("nvls", "nvls_tree"):
         inside = members.inside.times(nbytes * (1 + 1 / members.largest))
-        floor = max(floor, inside.transfer_s / tables()["nvls"]["efficiency"][members.shape.architecture])
+        nvls = tables()["nvls"]
+        share = nvls["efficiency"][members.shape.architecture] * nvls["channel_share"]
+        floor = max(floor, inside.transfer_s / share)
     return floor
 
 

@@ -1,0 +1,159 @@
+"""A measured nccl-tests log beside the prediction for the same machine, row by row."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from tabulate import tabulate
+
+from foreshard.calibration.nccl_ratio import fits
+from foreshard.calibration.nccl_row import NcclRow
+from foreshard.calibration.nccl_tests import NcclLog
+from foreshard.simulator.collectives import AllToAll
+from foreshard.simulator.program import CollectiveKind
+from foreshard.simulator.single import CollectiveResult, run_one
+from foreshard.topologies.cluster import Cluster
+from foreshard.topologies.errors import InputError
+from foreshard.topologies.units import format_bytes, format_us
+
+__all__ = ["ComparedRow", "LogComparison", "compare_log"]
+
+
+@dataclass(frozen=True, slots=True)
+class ComparedRow:
+    """One measured row and its prediction."""
+
+    measured: NcclRow
+    predicted: CollectiveResult
+
+    @property
+    def error(self) -> float:
+        """predicted / measured time - 1."""
+        return self.predicted.time_s / self.measured.time_s - 1
+
+    @property
+    def nic_bytes_per_s(self) -> float:
+        """What the busiest NIC really carried: the algorithm's bytes out of it over the measured time."""
+        return self.predicted.nic_bytes / self.measured.time_s
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LogComparison:
+    """All rows of a log that are of this machine, and what was found on the way."""
+
+    rows: tuple[ComparedRow, ...]
+    notes: tuple[str, ...]
+
+    @property
+    def median_error(self) -> float:
+        """Median of the errors' sizes."""
+        return float(np.median([abs(row.error) for row in self.rows]))
+
+    @property
+    def worst_error(self) -> float:
+        """Largest of the errors' sizes."""
+        return max(abs(row.error) for row in self.rows)
+
+    def to_rows(self) -> list[dict[str, float | str]]:
+        """The rows in bytes and seconds."""
+        return [
+            {
+                "bytes": row.measured.nbytes,
+                "measured_time_s": row.measured.time_s,
+                "time_s": row.predicted.time_s,
+                "error": row.error,
+                "bound_s": row.predicted.bound_s,
+                "measured_algbw_bytes_per_s": row.measured.algbw_bytes_per_s,
+                "measured_busbw_bytes_per_s": row.measured.busbw_bytes_per_s,
+                "algbw_bytes_per_s": row.predicted.algbw_bytes_per_s,
+                "busbw_bytes_per_s": row.predicted.busbw_bytes_per_s,
+                "nic_bytes_per_s": row.nic_bytes_per_s,
+                "algorithm": row.predicted.algorithm,
+            }
+            for row in self.rows
+        ]
+
+    def to_text(self) -> str:
+        """An aligned table with the median and the worst error below."""
+        header = [
+            "size (B)",
+            "measured (us)",
+            "predicted (us)",
+            "error",
+            "bound (us)",
+            "busbw (GB/s)",
+            "per NIC (GB/s)",
+        ]
+        body = [
+            [
+                f"{row.measured.nbytes:.0f}",
+                f"{row.measured.time_s * 1e6:.1f}",
+                f"{row.predicted.time_s * 1e6:.1f}",
+                f"{row.error:+.1%}",
+                f"{row.predicted.bound_s * 1e6:.1f}",
+                f"{row.measured.busbw_bytes_per_s / 1e9:.2f}",
+                f"{row.nic_bytes_per_s / 1e9:.2f}",
+                row.predicted.algorithm,
+            ]
+            for row in self.rows
+        ]
+        table = tabulate(body, headers=[*header, "algorithm"], disable_numparse=True, stralign="right")
+        errors = f"median error {self.median_error:.1%}, worst {self.worst_error:.1%} over {len(self.rows)} rows"
+        return "\n".join([table, "", errors, *(f"note: {note}" for note in self.notes)])
+
+
+def compare_log(
+    log: NcclLog, cluster: Cluster, kind: CollectiveKind, all_to_all: AllToAll = "pairwise"
+) -> LogComparison:
+    """Return a log beside the predictions for `cluster`.
+
+    Rows of other numbers of ranks are left out. Raises InputError if the log is of another collective or none of
+    its rows is of this cluster, and for every row faster than the bound: no wire of this machine carries that.
+    """
+    if kind not in log.kinds:
+        raise InputError(f"the log is of {' or '.join(log.kinds)}, not of {kind}: give --kind {log.kinds[0]}")
+    own, notes = _of_cluster(log, cluster, kind)
+    compared = [ComparedRow(row, run_one(cluster, kind, row.nbytes, all_to_all)) for row in own]
+    problems = [_too_fast(row) for row in compared if row.measured.time_s < row.predicted.bound_s * 0.99]
+    if problems:
+        raise InputError(problems)
+    if kind == "all_reduce" and _nodes(cluster) == 2:
+        notes.append(
+            "busbw of all_reduce on two nodes is not the rate of a NIC: a tree sends the buffer once through the NICs "
+            "of a node where busbw counts it almost twice; the column per NIC shows what they carried"
+        )
+    return LogComparison(rows=tuple(compared), notes=(*log.notes, *notes))
+
+
+def _of_cluster(log: NcclLog, cluster: Cluster, kind: str) -> tuple[list[NcclRow], list[str]]:
+    if log.ranks is not None and log.ranks != cluster.size:
+        raise InputError(
+            f"the log is of {log.ranks} ranks, but {cluster.name} with {cluster.nodes} nodes has {cluster.size}: "
+            f"{_advice(log.ranks, cluster)}"
+        )
+    own = [row for row in log.rows if fits(row, kind, cluster.size)]
+    if not own:
+        raise InputError(
+            f"no row of the log is of {cluster.size} ranks, by its ratio of busbw and algbw: give the --nodes it ran on"
+        )
+    left = len(log.rows) - len(own)
+    return own, [f"{left} rows of another number of ranks are left out"] if left else []
+
+
+def _advice(ranks: int, cluster: Cluster) -> str:
+    per_node, rest = divmod(ranks, cluster.local_world_size)
+    return f"give --nodes {per_node}" if per_node and not rest else "give the machine and the --nodes it ran on"
+
+
+def _nodes(cluster: Cluster) -> int:
+    return len(set(cluster.domain_of.tolist()))
+
+
+def _too_fast(row: ComparedRow) -> str:
+    took, bound = row.measured, row.predicted
+    return (
+        f"line {took.line}: {format_bytes(took.nbytes)} in {format_us(took.time_s)} is faster than the "
+        f"{format_us(bound.bound_s)} that {bound.bottleneck} needs at its nominal bandwidth: wrong data, another "
+        "machine or other units; do not calibrate with it"
+    )
