@@ -40,7 +40,7 @@ class JaggedBatch:
     @property
     def samples(self) -> int:
         """Samples in the batch."""
-        return self.lengths.shape[1]
+        return int(self.lengths.shape[1])
 
     @property
     def feature_starts(self) -> IntArray:

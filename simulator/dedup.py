@@ -41,7 +41,7 @@ def distinct_ids(ids: IntArray, num_embeddings: int) -> IntArray:
     """The distinct ids in ascending order; rows of small tables are marked, ids of large ones sorted."""
     if num_embeddings > _MARK_FACTOR * len(ids):
         ordered = np.sort(ids)  # np.unique hashes from NumPy 2.3 on, which is many times slower on these sizes
-        return ordered[np.diff(ordered, prepend=-1) != 0]
+        return np.asarray(ordered[np.diff(ordered, prepend=-1) != 0])
     return np.flatnonzero(_marked(ids, num_embeddings))
 
 

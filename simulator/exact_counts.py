@@ -129,4 +129,5 @@ def shards_at_owners(sharded: ShardedTable, rows: NDArray[np.int64], members: in
 def shards_held(sharded: ShardedTable, members: int) -> FloatArray:
     """Shards with rows at every position, [members]."""
     rows = parts_with_rows(sharded).astype(np.float64)
-    return np.sum([np.bincount(owners, weights=rows, minlength=members) for owners in sharded.owners], axis=0)
+    held = [np.bincount(owners, weights=rows, minlength=members) for owners in sharded.owners]
+    return np.asarray(np.sum(held, axis=0))

@@ -78,7 +78,7 @@ class Route:
     @property
     def requests_by_owner(self) -> IntArray:
         """Requests sent to each member, itself included: the splits of the id all-to-all, [members]."""
-        return self.counts.sum(axis=1)
+        return np.asarray(self.counts.sum(axis=1))
 
 
 def slots_of(tables: Sequence[ShardedTable]) -> tuple[Slot, ...]:

@@ -54,7 +54,7 @@ def _range_finder(bounds: IntArray) -> PartFinder:
     ends = np.append(bounds[1:], np.iinfo(np.int64).max)
 
     def find(ids: IntArray) -> IntArray:
-        parts = first_part[ids >> shift]
+        parts: IntArray = first_part[ids >> shift]
         for _ in range(steps):
             parts += ids >= ends[parts]
         return parts
@@ -80,9 +80,9 @@ def hashed_rows(num_embeddings: int, parts: int) -> RowArray:
     part = hash_part(np.arange(num_embeddings), parts)
     order = np.argsort(part.astype(np.uint16) if parts <= 1 << 16 else part, kind="stable")
     counts = np.bincount(part, minlength=parts)
-    rows: RowArray = np.empty(num_embeddings, dtype=np.int32 if num_embeddings < 1 << 31 else np.int64)
+    rows = np.empty(num_embeddings, dtype=np.int64)
     rows[order] = np.arange(num_embeddings) - np.repeat(starts_of(counts)[:-1], counts)
-    return rows
+    return rows.astype(np.int32) if num_embeddings < 1 << 31 else rows
 
 
 def part_rows(sharded: ShardedTable) -> IntArray:
