@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 
@@ -48,34 +49,38 @@ def memory_advice(
     Tried in this order: the smallest larger sharding group, another sharding of the table that weighs most on
     `peak_rank`, less optimizer state, narrower weights, more nodes.
     """
-    families = (
-        _larger_groups(scenario, layout),
-        _other_sharding(scenario, sharded, layout, peak_rank),
-        _less_state(scenario),
-        _narrower_weights(scenario),
-        _more_nodes(scenario),
+    first = partial(_first_that_fits, evaluate=evaluate)
+    found = (
+        first(_larger_groups(scenario, layout), growing=True),
+        first(_other_sharding(scenario, sharded, layout, peak_rank)),
+        first(_less_state(scenario)),
+        first(_narrower_weights(scenario)),
+        first(_more_nodes(scenario), growing=True),
     )
-    found = (_first_that_fits(candidates, evaluate) for candidates in families)
     return tuple(advice for advice in found if advice is not None)
 
 
 def _first_that_fits(
-    candidates: Iterator[tuple[str, Scenario]], evaluate: Callable[[Scenario], Memory]
+    candidates: Iterator[tuple[str, Scenario]], evaluate: Callable[[Scenario], Memory], *, growing: bool = False
 ) -> Advice | None:
-    """The first candidate that fits; one that contradicts its plan or machine is passed over."""
+    """The first candidate that fits; one that contradicts its plan or machine is passed over.
+
+    `growing` candidates spread the tables ever further: once that no longer lowers the peak (exchange buffers grow
+    with the group), the rest is not tried.
+    """
+    last = np.inf
     for text, changed in candidates:
         try:
             memory = evaluate(changed)
         except InputError:
             continue
+        rank = memory.peak_rank
+        peak = float(memory.per_rank_bytes[rank])
         if memory.fits:
-            peak = memory.peak_rank
-            return Advice(
-                text=text,
-                scenario=changed,
-                peak_bytes=float(memory.per_rank_bytes[peak]),
-                hbm_cap_bytes=float(memory.hbm_cap_bytes[peak]),
-            )
+            return Advice(text=text, scenario=changed, peak_bytes=peak, hbm_cap_bytes=float(memory.hbm_cap_bytes[rank]))
+        if growing and peak >= last:
+            return None
+        last = peak
     return None
 
 

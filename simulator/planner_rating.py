@@ -92,6 +92,9 @@ def _shards(table: ShardedTable, world_size: int) -> Iterator[tuple[PlannerShard
         whole = (table.table.num_embeddings, table.table.embedding_dim)
         yield _shard(table, *whole), np.arange(world_size)
         return
+    if table.owners.size == 1:
+        yield _shard(table, int(table.row_bounds[-1]), int(table.col_bounds[-1])), table.owners.ravel()
+        return
     rows = np.broadcast_to(np.diff(table.row_bounds), table.owners.shape)
     columns = np.broadcast_to(np.diff(table.col_bounds)[:, None], table.owners.shape)
     shapes, which = np.unique(np.stack([rows.ravel(), columns.ravel()]), axis=1, return_inverse=True)
