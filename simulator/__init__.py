@@ -1,1 +1,51 @@
-"""S."""
+"""Predict one training step of an embedding-heavy recommender: scenario in, StepTrace and report out.
+
+    from foreshard.simulator import load_scenario, predict, report
+
+    prediction = predict(load_scenario("mlperf-dcnv2-p5", ["cluster.nodes=4"]))
+    report(prediction)          # shows itself in a notebook; .to_text(), .to_dict()
+
+Nothing here imports matplotlib or pandas before a plot or a frame is asked for.
+"""
+
+from foreshard.simulator.export import write_trace
+from foreshard.simulator.layout import Layout
+from foreshard.simulator.plot import plot_memory, plot_scaling, plot_stages, plot_timeline, save_plot
+from foreshard.simulator.prediction import Prediction, predict, simulate
+from foreshard.simulator.reading import read_scenario as load_scenario
+from foreshard.simulator.report import Report, report
+from foreshard.simulator.scenario import ClusterChoice, Comms, Execution, Scenario
+from foreshard.simulator.sharding import Plan, TableSharding
+from foreshard.simulator.sweep import Comparison, compare
+from foreshard.simulator.trace import Span, StepTrace
+from foreshard.simulator.workload import Access, Dense, Table, Workload
+
+__all__ = [
+    "Access",
+    "ClusterChoice",
+    "Comms",
+    "Comparison",
+    "Dense",
+    "Execution",
+    "Layout",
+    "Plan",
+    "Prediction",
+    "Report",
+    "Scenario",
+    "Span",
+    "StepTrace",
+    "Table",
+    "TableSharding",
+    "Workload",
+    "compare",
+    "load_scenario",
+    "plot_memory",
+    "plot_scaling",
+    "plot_stages",
+    "plot_timeline",
+    "predict",
+    "report",
+    "save_plot",
+    "simulate",
+    "write_trace",
+]

@@ -1,1 +1,1 @@
-"""What the hardware is."""
+"""Machines: what GPUs, links, nodes and fabrics there are, where their figures come from, and how bytes flow on them."""
