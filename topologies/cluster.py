@@ -40,8 +40,8 @@ class Cluster:
         self._at: Placing = place(spec)
         self._cabling = cable(spec.fabric, self._at)
         self._naming = Naming(self._at, self._cabling)
-        factors = self._damage()
-        self._fabric = CompiledFabric(self._at, self._cabling, factors)
+        self._factors = self._damage()
+        self._fabric = CompiledFabric(self._at, self._cabling, self._factors)
         self._check_routes()
 
     def _damage(self) -> FloatArray:
@@ -177,6 +177,37 @@ class Cluster:
     def link_kind(self) -> NDArray[np.str_]:
         """Kind of each link, [links]."""
         return self._fabric.kind
+
+    @property
+    def link_factor(self) -> FloatArray:
+        """What is left of each link's bandwidth after degradation, [links]: 1 whole, 0 missing."""
+        return self._factors
+
+    @property
+    def leaves(self) -> int:
+        """Number of leaf switches."""
+        return self._cabling.leaves
+
+    def links_of_node(self, node: int) -> IntArray:
+        """Numbers of the links that belong to a node, its NICs' cables and its NVLinks included."""
+        first = int(self._at.first_link[node])
+        return np.arange(first, first + len(self._at.kinds[int(self._at.kind_of[node])].links))
+
+    def uplinks(self) -> tuple[Link, ...]:
+        """The links between leaf and spine switches as they are without degradation."""
+        numbers = range(self._at.node_links, self._at.node_links + self._cabling.links)
+        return tuple(
+            Link(
+                src=self._naming.ends(number)[0],
+                dst=self._naming.ends(number)[1],
+                bandwidth=float(self._cabling.bandwidth[number - self._at.node_links]),
+                usable=float(self._cabling.usable[number - self._at.node_links]),
+                latency_s=self.spec.fabric.latency_s,
+                kind="uplink",
+                source=self.spec.fabric.source,
+            )
+            for number in numbers
+        )
 
     def link_name(self, link: int) -> str:
         """Name of a link, as "node0/gpu3->node0/nvswitch"."""

@@ -87,12 +87,7 @@ def read_nccl_xml(
     if not cpus:
         tree.refuse(root, "has no <cpu>")
     elif tree.nameless:
-        lines = ", ".join(str(element.line) for element in tree.nameless)
-        tree.refuse(
-            tree.nameless[0],
-            f"PCI device {tree.nameless[0].get('busid')!r} has neither a class nor a <gpu> or <nic> below it (so on lines "
-            f"{lines}); NCCL fills such a file in on the machine: run it there with NCCL_TOPO_DUMP_FILE and give that file",
-        )
+        _refuse_nameless(tree)
     elif not tree.gpus:
         tree.refuse(root, "has no GPU: no PCI device of class 0x0302.. and no <gpu>")
     if tree.problems:
@@ -111,6 +106,16 @@ def read_nccl_xml(
         source=f"{_SOURCE}; numbers it does not state are assumed from the catalogue of parts",
     )
     return node, tuple(dict.fromkeys(tree.messages))
+
+
+def _refuse_nameless(tree: _Tree) -> None:
+    first = tree.nameless[0]
+    lines = ", ".join(str(element.line) for element in tree.nameless)
+    tree.refuse(
+        first,
+        f"PCI device {first.get('busid')!r} has neither a class nor a <gpu> or <nic> below it (lines {lines}); NCCL "
+        "fills such a file in on the machine: run it there with NCCL_TOPO_DUMP_FILE and give that file",
+    )
 
 
 def _walk(tree: _Tree, element: XmlElement, parent: str) -> None:
