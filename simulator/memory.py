@@ -6,6 +6,7 @@ the total lies between what is allocated at the peak and what the allocator hold
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -183,7 +184,7 @@ def _activation_bytes(dense: Dense, batch_size: int) -> float:
     if dense.layers and dense.forward_flops_per_sample is None:
         return float(batch_size * width * sum(sum(chain) for chain in dense.layers))
     layers = dense.kernels or 1
-    return batch_size * width * (layers + 1) * (dense.flops_per_sample / (2 * layers)) ** 0.5
+    return batch_size * width * (layers + 1) * math.sqrt(dense.flops_per_sample / (2 * layers))
 
 
 # -- ids and vectors ---------------------------------------------------------------------------------------------

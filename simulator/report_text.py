@@ -128,7 +128,7 @@ def _ms(seconds: float) -> str:
 def _stages(report: Report) -> Section:
     parts = report.breakdown
     total = parts.step_time_s
-    rows = [
+    rows: list[tuple[str, ...]] = [
         (name, _ms(it.time_s), _ms(it.compute_s), _ms(it.exposed_s), f"{(it.compute_s + it.exposed_s) / total:.1%}")
         for name, it in parts.stages.items()
     ]

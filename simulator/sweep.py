@@ -58,7 +58,7 @@ class Comparison:
         headers = [*names, "step ms", "samples/s", "speed-up", "of ideal", "all-to-all ms", "memory"]
         body = [[*(str(row[key]) for key in self.keys), *_cells(row)] for row in self.rows]
         align = ["right"] * (len(headers) - 1) + ["left"]
-        return tabulate(body, headers, tablefmt="simple", colalign=align, disable_numparse=True) + "\n"
+        return f"{tabulate(body, headers, tablefmt='simple', colalign=align, disable_numparse=True)}\n"
 
     def to_csv(self) -> str:
         """The rows as CSV: varied keys, measures in seconds and bytes, and the problem of a row that cannot be."""
