@@ -72,6 +72,7 @@ def house_style() -> Iterator[Any]:
         from matplotlib import pyplot
     except ImportError as error:
         raise MissingDependencyError(_NO_MATPLOTLIB) from error
+    pyplot.draw_if_interactive()  # load the backend now: what it sets while loading must outlive the style
     with pyplot.rc_context(_STYLE):
         yield pyplot
 

@@ -19,6 +19,7 @@ import numpy as np
 
 from foreshard.simulator.exposure import slowest_rank
 from foreshard.simulator.link_load import LinkLoads
+from foreshard.simulator.prediction import Prediction
 from foreshard.simulator.program import Collective, CollectiveKind, StepProgram, Stream
 from foreshard.simulator.trace import OpInfo, StepTrace
 from foreshard.topologies.cluster import Cluster
@@ -57,7 +58,7 @@ _C10D_NAME: dict[CollectiveKind, str] = {
 
 
 def write_trace(
-    trace: StepTrace,
+    source: StepTrace | Prediction,
     directory: str | Path,
     *,
     ranks: Iterable[int] | Literal["all"] | None = None,
@@ -66,19 +67,24 @@ def write_trace(
 ) -> tuple[Path, ...]:
     """Return the files written to `directory`, one a rank, named rank0007.pt.trace.json.
 
-    `ranks` None writes all of up to 16 ranks, and of a larger world those of `selected_ranks`. With the `program` a
-    collective names its own bytes and group, without it the bytes of the busiest rank; with the `cluster` too there
-    are link tracks. Raises InputError for ranks outside the world or a directory that cannot be written.
+    `ranks` None writes all of up to 16 ranks, and of a larger world those of `selected_ranks`. A prediction brings
+    `program` and `cluster` with it. With the `program` a collective names its own bytes and group, without it the
+    bytes of the busiest rank; with the `cluster` too there are link tracks. Raises InputError for ranks outside the
+    world or a directory that cannot be written.
     """
+    if isinstance(source, Prediction):
+        trace, program, cluster = source.trace, source.program(source.shown_sync), source.cluster
+    else:
+        trace = source
     chosen = _chosen(trace, ranks)
     check_folder(directory)
-    source = _Source(trace, program, cluster)
+    files = _Source(trace, program, cluster)
     width = max(4, len(str(trace.world_size - 1)))
     paths = []
     for rank, why in chosen.items():
         path = Path(directory) / f"rank{rank:0{width}d}.pt.trace.json"
         with replaced(path) as part:
-            part.write_bytes(_render(_View(source, rank, why)))
+            part.write_bytes(_render(_View(files, rank, why)))
         paths.append(path)
     return tuple(paths)
 
