@@ -67,7 +67,7 @@ class Memory:
     @property
     def per_rank_bytes(self) -> FloatArray:
         """The sum of all items in bytes, [ranks]."""
-        return np.sum(list(self.items.values()), axis=0)
+        return np.asarray(np.sum(list(self.items.values()), axis=0), dtype=np.float64)
 
     @property
     def weight_bytes(self) -> FloatArray:
@@ -140,7 +140,7 @@ def _at_positions(table: ShardedTable, group_size: int, row_factor: float, width
     if table.sharding == "data_parallel":
         return np.full(group_size, float(table.table.num_embeddings * widths.sum() * row_factor))
     sizes = np.outer(widths, np.diff(table.row_bounds)) * float(row_factor)
-    return np.bincount(table.owners.ravel(), weights=sizes.ravel(), minlength=group_size)
+    return np.asarray(np.bincount(table.owners.ravel(), sizes.ravel(), minlength=group_size), dtype=np.float64)
 
 
 def _embedding_items(
