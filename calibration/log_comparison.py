@@ -118,10 +118,10 @@ def compare_log(
     problems = [_too_fast(row) for row in compared if row.measured.time_s < row.predicted.bound_s * 0.99]
     if problems:
         raise InputError(problems)
-    if kind == "all_reduce" and _nodes(cluster) == 2:
+    if _nodes(cluster) == 2 and any("tree" in row.predicted.algorithm for row in compared):
         notes.append(
-            "busbw of all_reduce on two nodes is not the rate of a NIC: a tree sends the buffer once through the NICs "
-            "of a node where busbw counts it almost twice; the column per NIC shows what they carried"
+            "busbw of a tree on two nodes is not the rate of the NICs: it sends the buffer through them once where "
+            "busbw counts it almost twice; the column per NIC shows what they carried (NCCL_ALGO=RING measures them)"
         )
     return LogComparison(rows=tuple(compared), notes=(*log.notes, *notes))
 

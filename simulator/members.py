@@ -20,7 +20,8 @@ IntArray = NDArray[np.int64]
 
 
 class Members:
-    """Ranks of one group on one cluster; `nodes` are its NVLink domains in the order of their first member.
+    """Ranks of one group on one cluster; `nodes` are its NVLink domains in the order of their first member, each with
+    its members sorted: between nodes NCCL's rings follow the ranks, inside a node the topology.
 
     NCCL treats an NVLink domain of several nodes (MNNVL) as one node, and so does everything here. Loads are those
     of one byte and are computed once.
@@ -32,8 +33,8 @@ class Members:
         domains = cluster.domain_of[self.ranks]
         order = np.argsort(domains, kind="stable")
         _, starts = np.unique(domains[order], return_index=True)
-        nodes = np.split(order, starts[1:])
-        self.nodes: tuple[IntArray, ...] = tuple(self.ranks[node] for node in sorted(nodes, key=lambda node: node[0]))
+        nodes = sorted(np.split(order, starts[1:]), key=lambda node: node[0])
+        self.nodes: tuple[IntArray, ...] = tuple(np.sort(self.ranks[node]) for node in nodes)
 
     @property
     def size(self) -> int:
@@ -74,8 +75,11 @@ class Members:
     @property
     def ring_hops(self) -> Flows:
         """One byte over every hop between nodes of NCCL's rings, node after node in rank order and back."""
-        following = self.nodes[1:] + self.nodes[:1]
-        return Flows.join(*(self.between(a, b) for a, b in zip(self.nodes, following, strict=True)))
+        return self._hops(self.nodes)
+
+    def _hops(self, nodes: tuple[IntArray, ...]) -> Flows:
+        following = nodes[1:] + nodes[:1]
+        return Flows.join(*(self.between(a, b) for a, b in zip(nodes, following, strict=True)))
 
     @cached_property
     def inside(self) -> Loads:
@@ -113,10 +117,10 @@ class Members:
 
     @cached_property
     def hop_s(self) -> float:
-        """The longest latency of the links between neighbouring nodes of the ring, in seconds."""
+        """The longest latency of the links between neighbouring nodes, in seconds, whatever the order of the group."""
         if len(self.nodes) == 1:
             return 0.0
-        hops = self.ring_hops
+        hops = self._hops(tuple(sorted(self.nodes, key=lambda node: int(node[0]))))
         return float(self.cluster.path_latency(hops.src, hops.dst).max(initial=0.0))
 
     @cached_property
