@@ -14,6 +14,7 @@ from foreshard.topologies.fields import Fields, near
 from foreshard.topologies.machine import Backend, ClusterSpec, Fabric, FabricKind, NodeGroup, NodeSpec, Routing, Sourced
 from foreshard.topologies.nodefile import read_node
 from foreshard.topologies.shipped import preset_names, preset_text
+from foreshard.topologies.spec_checks import fabric_problems
 from foreshard.topologies.units import BYTES, BYTES_PER_S, FLOPS, SECONDS, parse_quantity
 
 __all__ = ["load_cluster_file", "parse_cluster"]
@@ -146,22 +147,18 @@ def _read_group(fields: Fields, kinds: dict[str, NodeSpec] | None, assumptions: 
 
 
 def _read_fabric(fields: Fields) -> Fabric:
-    kind = fields.choice("kind", get_args(FabricKind))
-    per_leaf = fields.integer("nodes_per_leaf") if fields.has("nodes_per_leaf") else None
-    oversubscription = fields.number("oversubscription", 1.0, minimum=0.01, maximum=1000.0)
-    if kind == "leaf_spine" and per_leaf is None:
-        fields.note("nodes_per_leaf", "is missing: say how many nodes hang on a leaf switch")
-    if kind == "single_switch" and (oversubscription != 1.0 or per_leaf is not None):
-        fields.note("kind", "a single switch has no leaves and uplinks: use rail or leaf_spine")
     fabric = Fabric(
-        kind=kind,
-        nodes_per_leaf=per_leaf,
+        kind=fields.choice("kind", get_args(FabricKind)),
+        nodes_per_leaf=fields.integer("nodes_per_leaf") if fields.has("nodes_per_leaf") else None,
         spines=fields.integer("spines", 1, maximum=1024),
-        oversubscription=oversubscription,
+        oversubscription=fields.number("oversubscription", 1.0, minimum=0.01, maximum=1000.0),
         latency_s=fields.quantity("latency", SECONDS, "0 s"),
         routing=fields.choice("routing", get_args(Routing), "even"),
         source=fields.text("source", _GIVEN_BY_FILE),
     )
+    for problem in fabric_problems(fabric):
+        key, _, text = problem.partition(": ")
+        fields.note(key, text)
     fields.finish()
     return fabric
 

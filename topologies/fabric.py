@@ -186,7 +186,9 @@ class CompiledFabric:
             nodes, gpus = at.nodes_of_kind(kind), np.arange(len(spec.gpus))
             ranks = at.first_rank[nodes][:, None] + gpus
             pairs = sends[ranks][:, :, None] * receives[ranks][:, None, :]
-            cells[self.first_cell[nodes][:, None] + np.arange(len(gpus) ** 2)] = pairs.reshape(len(nodes), -1)
+            cells[self.first_cell[nodes][:, None] + np.arange(len(gpus) ** 2)] = pairs.reshape(
+                len(nodes), len(gpus) ** 2
+            )
         return cells
 
     # Host memory

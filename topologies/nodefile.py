@@ -173,24 +173,35 @@ def _host_links(fields: Fields, gpus: int, nics: int) -> Iterator[Link]:
     switches = fields.integer("pcie_switches", 0, minimum=0, maximum=64)
     nics_at = fields.choice("nics_at", ("switch", "cpu"), "switch")
     slot = read_cable(_part(fields, "pcie", "link"), "pcie")
-    own_slot = fields.has("nic_pcie")
-    nic_slot = read_cable(_part(fields, "nic_pcie", "link"), "pcie") if own_slot else slot
-    own_uplink = fields.has("pcie_uplink")
-    uplink = read_cable(_part(fields, "pcie_uplink", "link"), "pcie") if own_uplink else slot
-    memory = read_cable(_part(fields, "memory", "link"), "dram")
-    smp = read_cable(_part(fields, "smp", "link"), "smp") if cpus > 1 else _NO_CABLE
-    port = read_cable(_part(fields, "nic", "link"), "network") if nics else _NO_CABLE
+    uplink = _own_or(fields, "pcie_uplink", slot)
     sockets = [f"cpu{c}" for c in range(cpus)]
     holders = [f"pcie{i}" for i in range(switches)] or sockets
-    for c in range(cpus):
-        yield from memory.both(f"cpu{c}", f"mem{c}")
-        for other in range(c + 1, cpus):
-            yield from smp.both(f"cpu{c}", f"cpu{other}")
+    yield from _socket_links(fields, sockets)
     for i in range(switches):
         yield from uplink.both(f"pcie{i}", sockets[i * cpus // switches])
     for g in range(gpus):
         yield from slot.both(f"gpu{g}", holders[g * len(holders) // gpus])
-    nic_holders = sockets if nics_at == "cpu" else holders
+    yield from _nic_links(fields, nics, sockets if nics_at == "cpu" else holders, _own_or(fields, "nic_pcie", slot))
+
+
+def _own_or(fields: Fields, key: str, usual: Cable) -> Cable:
+    return read_cable(_part(fields, key, "link"), "pcie") if fields.has(key) else usual
+
+
+def _socket_links(fields: Fields, sockets: list[str]) -> Iterator[Link]:
+    memory = read_cable(_part(fields, "memory", "link"), "dram")
+    # A file laid over a preset may leave a part without use, such as smp with one CPU; that is no mistake.
+    needed = len(sockets) > 1 or fields.has("smp")
+    smp = read_cable(_part(fields, "smp", "link"), "smp") if needed else _NO_CABLE
+    for index, cpu in enumerate(sockets):
+        yield from memory.both(cpu, f"mem{index}")
+        for other in sockets[index + 1 :]:
+            yield from smp.both(cpu, other)
+
+
+def _nic_links(fields: Fields, nics: int, holders: list[str], slot: Cable) -> Iterator[Link]:
+    needed = nics > 0 or fields.has("nic")
+    port = read_cable(_part(fields, "nic", "link"), "network") if needed else _NO_CABLE
     for n in range(nics):
-        yield from nic_slot.both(f"nic{n}", nic_holders[n * len(nic_holders) // nics])
+        yield from slot.both(f"nic{n}", holders[n * len(holders) // nics])
         yield from port.both(f"nic{n}", LEAF)

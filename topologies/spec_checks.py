@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 from foreshard.topologies.machine import LEAF, SWITCH, ClusterSpec, Fabric, Link, NodeSpec
 
-__all__ = ["spec_problems"]
+__all__ = ["fabric_problems", "spec_problems"]
 
 _DEVICE = re.compile(r"(gpu|nic|pcie|cpu|mem)\d{1,4}|nvswitch\d{0,4}")
 _MOST_RANKS = 1 << 20
@@ -17,7 +17,7 @@ _MOST_RANKS = 1 << 20
 
 def spec_problems(spec: ClusterSpec) -> list[str]:
     """Return one sentence for every mistake in `spec`; empty if it can be compiled."""
-    return [*_cluster(spec), *_kinds(spec), *_fabric(spec.fabric)]
+    return [*_cluster(spec), *_kinds(spec), *(f"fabric.{problem}" for problem in fabric_problems(spec.fabric))]
 
 
 def _cluster(spec: ClusterSpec) -> Iterator[str]:
@@ -89,10 +89,17 @@ def _link(link: Link) -> Iterator[str]:
         yield f"latency {link.latency_s} must be finite and not negative"
 
 
-def _fabric(fabric: Fabric) -> Iterator[str]:
+def fabric_problems(fabric: Fabric) -> Iterator[str]:
+    """One sentence for every mistake in a fabric, beginning with the field."""
     if not (math.isfinite(fabric.oversubscription) and fabric.oversubscription > 0):
-        yield f"fabric.oversubscription: {fabric.oversubscription} is not a ratio above 0"
-    if fabric.spines < 1 or (fabric.nodes_per_leaf is not None and fabric.nodes_per_leaf < 1):
-        yield "fabric: spines and nodes_per_leaf must be 1 or more"
+        yield f"oversubscription: {fabric.oversubscription} is not a ratio above 0"
+    if fabric.spines < 1:
+        yield f"spines: {fabric.spines} is not a number from 1"
+    if fabric.nodes_per_leaf is not None and fabric.nodes_per_leaf < 1:
+        yield f"nodes_per_leaf: {fabric.nodes_per_leaf} is not a number from 1"
     if not (math.isfinite(fabric.latency_s) and fabric.latency_s >= 0):
-        yield f"fabric.latency: {fabric.latency_s} must be finite and not negative"
+        yield f"latency: {fabric.latency_s} must be finite and not negative"
+    if fabric.kind == "leaf_spine" and fabric.nodes_per_leaf is None:
+        yield "nodes_per_leaf: is missing: say how many nodes hang on a leaf switch"
+    if fabric.kind == "single_switch" and (fabric.oversubscription != 1.0 or fabric.nodes_per_leaf is not None):
+        yield "kind: a single switch has no leaves and uplinks: use rail or leaf_spine, or leave the rest out"
