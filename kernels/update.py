@@ -1,0 +1,196 @@
+"""The backward with a fused optimizer on the device: gradients summed once per distinct row, then one step for it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from foreshard.kernels.checks import Problems, id_suffix
+from foreshard.kernels.device import MAX_GRID, SHARED_BYTES, WARP, Device, blocks_for
+from foreshard.kernels.lookup import Jagged, one_dim, require_one_bag, take_jagged
+from foreshard.kernels.reference_lookup import Mode
+from foreshard.kernels.reference_update import LONG_SEGMENT, RowWiseAdagrad, Sgd
+from foreshard.kernels.segments import DeviceSegments, segment_keys
+from foreshard.kernels.tables import TableGroup, lanes_for
+
+__all__ = ["update_pooled", "update_sequence"]
+
+_FLOAT = 4  # bytes
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class _Backward:
+    """One backward: the gradients and where each look-up finds its own."""
+
+    group: TableGroup
+    jagged: Jagged
+    gradients: Any
+    bag_of: Any | None  # of each look-up; None where gradients belong to look-ups themselves
+    mean: bool
+
+    @property
+    def vector(self) -> int:
+        """4 where rows, gradients and their columns allow 4 elements at once, else 1."""
+        address = self.group.device.address
+        arrays = [(self.gradients, self.gradients.shape[1]), *zip(self.group.weights, self.group.dims, strict=True)]
+        aligned = all(address(item) % (4 * item.dtype.itemsize) == 0 and dim % 4 == 0 for item, dim in arrays)
+        return 4 if aligned else 1
+
+    @property
+    def source(self) -> tuple[Any, ...]:
+        """Kernel arguments that describe struct Gradients of update.cu."""
+        stride = np.int64(self.gradients.shape[1])
+        places = (self.bag_of, self.jagged.offsets, self.jagged.weights)
+        return (self.gradients, stride, self.group.features, *places, np.int64(self.jagged.bags), np.int32(self.mean))
+
+
+def update_pooled(
+    group: TableGroup,
+    optimizer: Sgd | RowWiseAdagrad,
+    gradients: object,
+    ids: object,
+    offsets: object,
+    *,
+    mode: Mode = "sum",
+    weights: object | None = None,
+    checked: bool = False,
+    chunk: int = LONG_SEGMENT,
+) -> None:
+    """Update the tables in place from the gradients of `pooled_lookup`'s output, float32 [batch, sum of dims].
+
+    Arguments are those of the look-up. Every distinct row is stepped once, with the sum of its gradients; results do
+    not depend on the schedule. Raises InputError for wrong input, or where AdaGrad has no momentum.
+    """
+    device = group.device
+    with device.on(gradients, ids, offsets, weights, *group.weights):
+        jagged = take_jagged(group, ids, offsets, weights, checked=checked)
+        taken = device.take(gradients, "gradients")
+        _check(group, optimizer, taken, (jagged.bags, group.width), chunk)
+        bag_of = device.xp.empty(jagged.ids.size, dtype=np.int32)
+        backward = _Backward(group=group, jagged=jagged, gradients=taken, bag_of=bag_of, mean=mode == "mean")
+        _update(backward, optimizer, chunk)
+
+
+def update_sequence(
+    group: TableGroup,
+    optimizer: Sgd | RowWiseAdagrad,
+    gradients: object,
+    ids: object,
+    starts: object,
+    *,
+    checked: bool = False,
+    chunk: int = LONG_SEGMENT,
+) -> None:
+    """Update the tables in place from the gradients of `sequence_lookup`'s output, float32 [ids, dim]."""
+    device = group.device
+    with device.on(gradients, ids, starts, *group.weights):
+        jagged = take_jagged(group, ids, starts, None, checked=checked, name="starts")
+        require_one_bag(jagged, group)
+        taken = device.take(gradients, "gradients")
+        _check(group, optimizer, taken, (int(jagged.ids.size), one_dim(group)), chunk)
+        _update(_Backward(group=group, jagged=jagged, gradients=taken, bag_of=None, mean=False), optimizer, chunk)
+
+
+def _check(
+    group: TableGroup, optimizer: Sgd | RowWiseAdagrad, gradients: Any, shape: tuple[int, int], chunk: int
+) -> None:
+    problems = Problems("update")
+    problems.dtype(gradients, "gradients", ("float32",))
+    problems.shape(gradients, "gradients", str(list(shape)), tuple(gradients.shape) == shape)
+    problems.unless(chunk > 0, f"chunk is {chunk}: expected at least 1")
+    if isinstance(optimizer, RowWiseAdagrad):
+        has_state = len(group.momentum) > 0
+        problems.unless(has_state, "row-wise AdaGrad needs momentum: give table_group one float32 array [rows] a table")
+        problems.unless(
+            optimizer.eps > 0, f"eps is {optimizer.eps}: expected above 0, a row without gradient has v = 0"
+        )
+        problems.unless(optimizer.replicas >= 1, f"replicas is {optimizer.replicas}: expected at least 1")
+    widest = SHARED_BYTES // _FLOAT
+    fits = max(group.dims) <= widest
+    problems.unless(fits, f"a row of dim {max(group.dims)} is wider than {widest}: shard the table column_wise")
+    problems.raise_any()
+
+
+def _keys(backward: _Backward) -> Any:
+    """The row of every look-up, counted over all tables; fills `bag_of` on the way."""
+    group, jagged = backward.group, backward.jagged
+    count = int(jagged.ids.size)
+    keys = group.device.xp.empty(count, dtype=np.int64)
+    spans = (group.features, group.first_row, jagged.offsets, np.int64(jagged.bags), np.int32(group.num_features))
+    args = (*spans, jagged.ids, np.int64(count), keys, backward.bag_of)
+    kernel = f"look_up_keys_{id_suffix(jagged.ids)}"
+    group.device.launch(kernel, blocks_for(group.device, count), args, threads=group.device.threads)
+    return keys
+
+
+def _update(backward: _Backward, optimizer: Sgd | RowWiseAdagrad, chunk: int) -> None:
+    if not backward.jagged.ids.size:
+        return
+    segments = segment_keys(backward.group.device, _keys(backward))
+    first_slot, partial = _sum_long_segments(backward, segments, chunk)
+    _step(backward, optimizer, segments, chunk, first_slot, partial)
+
+
+def _lanes(group: TableGroup, vector: int) -> int:
+    return lanes_for(max(group.dims) // vector)
+
+
+def _table_args(group: TableGroup) -> tuple[Any, ...]:
+    return (group.tables, group.first_row, np.int32(len(group.weights)))
+
+
+def _sum_long_segments(backward: _Backward, segments: DeviceSegments, chunk: int) -> tuple[Any, Any]:
+    """Return (first chunk slot of each long segment [n], sums of chunks [slots, widest dim]).
+
+    A segment longer than `chunk` has fewer than 2 x length / chunk chunks, so that many slots in all are enough.
+    """
+    group, count = backward.group, int(backward.jagged.ids.size)
+    device, xp = group.device, group.device.xp
+    capacity = 2 * count // chunk + 1
+    first_slot = xp.empty(count, dtype=np.int64)
+    begin, end, key = (xp.empty(capacity, dtype=np.int64) for _ in range(3))
+    used = xp.zeros(1, dtype=np.uint64)
+    args = (segments.starts, segments.count, np.int64(chunk), first_slot, begin, end, key, segments.distinct, used)
+    device.launch("reserve_chunks", blocks_for(device, count), args, threads=device.threads)
+    widest, vector = max(group.dims), backward.vector
+    partial = xp.empty((capacity, widest), dtype=np.float32)
+    lanes = _lanes(group, vector)
+    shape = (np.int32(vector), np.int32(lanes), np.int32(widest))
+    args = (*_table_args(group), *backward.source, segments.order, begin, end, key, used, *shape, partial)
+    device.launch("sum_chunks", blocks_for(device, capacity * lanes), args, threads=device.threads)
+    return first_slot, partial
+
+
+def _threads_for(device: Device, lanes: int, widest: int) -> int:
+    """Threads of a block, fewer than usual where the rows of all its groups do not fit into shared memory."""
+    groups = SHARED_BYTES // (widest * _FLOAT)
+    return max(WARP, min(device.threads, groups * lanes // WARP * WARP))
+
+
+def _step(
+    backward: _Backward,
+    optimizer: Sgd | RowWiseAdagrad,
+    segments: DeviceSegments,
+    chunk: int,
+    first_slot: Any,
+    partial: Any,
+) -> None:
+    group, vector, widest = backward.group, backward.vector, max(backward.group.dims)
+    lanes = _lanes(group, vector)
+    threads = _threads_for(group.device, lanes, widest)
+    shape = (np.int32(vector), np.int32(lanes), np.int32(widest))
+    runs = (segments.order, segments.distinct, segments.starts, segments.count, np.int64(chunk), first_slot, partial)
+    args = (*_table_args(group), *backward.source, *runs, *shape, *_rates(optimizer))
+    grid = min(-(-int(backward.jagged.ids.size) * lanes // threads), MAX_GRID)
+    shared = threads // lanes * widest * _FLOAT
+    group.device.launch(f"update_rows_{group.row_format}", grid, args, threads=threads, shared_bytes=shared)
+
+
+def _rates(optimizer: Sgd | RowWiseAdagrad) -> tuple[Any, ...]:
+    """Kernel arguments of struct Optimizer: adaptive, learning rate, eps, replicas."""
+    if isinstance(optimizer, Sgd):
+        return (np.int32(0), np.float32(optimizer.learning_rate), np.float32(0), np.float32(1))
+    rates = (np.float32(optimizer.learning_rate), np.float32(optimizer.eps), np.float32(optimizer.replicas))
+    return (np.int32(1), *rates)
