@@ -5,6 +5,8 @@ from __future__ import annotations
 import csv
 import io
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import BrokenExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib.util import find_spec
 from itertools import product
@@ -198,15 +200,29 @@ def _predicted(
 def _run(
     work: Callable[[Scenario], Measures | str], scenarios: list[Scenario], jobs: int
 ) -> Iterator[tuple[int, Measures | str]]:
-    """Work on every scenario, here or in processes; yields (index, result) as they finish."""
-    if jobs > 1 and len(scenarios) > 1 and find_spec("joblib"):
-        from joblib import Parallel, delayed
+    """Work on every scenario, here or in processes; yields (index, result) in order.
 
-        parallel = Parallel(n_jobs=min(jobs, len(scenarios)), return_as="generator")
-        yield from enumerate(parallel(delayed(work)(scenario) for scenario in scenarios))
-        return
-    for index, scenario in enumerate(scenarios):
-        yield index, work(scenario)
+    Where a process dies (killed for memory, say) the rest is worked on here.
+    """
+    done = 0
+    if jobs > 1 and len(scenarios) > 1 and find_spec("joblib"):
+        with suppress(BrokenExecutor):
+            for result in _in_processes(work, scenarios, min(jobs, len(scenarios))):
+                yield done, result
+                done += 1
+    for index in range(done, len(scenarios)):
+        yield index, work(scenarios[index])
+
+
+def _in_processes(
+    work: Callable[[Scenario], Measures | str], scenarios: list[Scenario], jobs: int
+) -> Iterable[Measures | str]:
+    from joblib import Parallel, delayed
+
+    results: Iterable[Measures | str] = Parallel(n_jobs=jobs, return_as="generator")(
+        delayed(work)(scenario) for scenario in scenarios
+    )
+    return results
 
 
 def _measures(scenario: Scenario) -> Measures | str:

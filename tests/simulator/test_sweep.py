@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+from concurrent.futures import BrokenExecutor
 from pathlib import Path
 
 import pytest
@@ -156,6 +157,15 @@ def test_without_joblib_the_grid_is_predicted_one_by_one(monkeypatch: pytest.Mon
 
 def test_processes_give_the_same_rows(grid: Comparison) -> None:
     pytest.importorskip("joblib")
+    assert compare(SMALL, GRID, jobs=2) == grid
+
+
+def test_when_a_process_dies_the_rest_is_predicted_here(monkeypatch: pytest.MonkeyPatch, grid: Comparison) -> None:
+    def dies(work, scenarios, jobs):  # type: ignore[no-untyped-def]
+        yield work(scenarios[0])
+        raise BrokenExecutor("a worker was killed")
+
+    monkeypatch.setattr(sweep, "_in_processes", dies)
     assert compare(SMALL, GRID, jobs=2) == grid
 
 
