@@ -50,8 +50,12 @@ def parse_cluster(
     except (tomllib.TOMLDecodeError, RecursionError) as error:
         raise InputError(f"is not TOML: {error}", where=where) from error
     problems: list[str] = []
-    fields = Fields(_on_preset(table, "", problems), "", problems)
-    spec = _read_cluster(fields, nodes, degrade or {})
+    whole = _on_preset(table, "", problems)
+    if problems:
+        # Of what an unknown preset would have given nothing is missing.
+        _read_cluster(Fields(whole, "", problems), nodes, degrade or {})
+        raise InputError([p for p in problems if ": is missing:" not in p], where=where)
+    spec = _read_cluster(Fields(whole, "", problems), nodes, degrade or {})
     if problems:
         raise InputError(problems, where=where)
     return spec

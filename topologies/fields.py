@@ -21,9 +21,10 @@ REQUIRED = _Required()
 
 
 def near(word: str, known: Iterable[str]) -> str:
-    """Return a hint that names the known words most like `word`, or the first few if none is like it."""
+    """Return a hint that names the known words that hold `word` or are like it, or the first few if none is."""
     names = sorted(known)
-    close = difflib.get_close_matches(word, names, n=3, cutoff=0.5)
+    holding = [name for name in names if word and word.lower() in name.lower()]
+    close = holding[:3] or difflib.get_close_matches(word, names, n=3, cutoff=0.5)
     if close:
         return f"did you mean {' or '.join(map(repr, close))}?"
     return f"known: {', '.join(names[:16])}{', ...' if len(names) > 16 else ''}" if names else "there are none"
