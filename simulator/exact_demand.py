@@ -15,6 +15,7 @@ from foreshard.simulator.expectation import FAMILY_ORDER
 from foreshard.simulator.layout import Groups, Layout, ResolvedLayout, resolve_layout
 from foreshard.simulator.program import Collective
 from foreshard.simulator.routing import slots_of
+from foreshard.simulator.rows import rows_held
 from foreshard.simulator.scenario import Optimizer
 from foreshard.simulator.sharding import ShardedTable, ShardingType
 from foreshard.simulator.tally import state_elements_per_row
@@ -226,7 +227,7 @@ def _replica(families: Sequence[_Family], layout: ResolvedLayout, optimizer: Opt
 
 def _weights(table: ShardedTable, members: int, optimizer: Optimizer) -> FloatArray:
     """(Rows, elements, weight bytes, optimizer state elements) that every position holds, [4, members]."""
-    rows = np.diff(table.row_bounds)
+    rows = rows_held(table)
     state = np.zeros(members)
     for owners, width in zip(table.owners, np.diff(table.col_bounds).tolist(), strict=True):
         state += np.bincount(owners, weights=rows * state_elements_per_row(optimizer, width), minlength=members)

@@ -19,6 +19,7 @@ from foreshard.simulator.demand import Demand
 from foreshard.simulator.handed import given, received
 from foreshard.simulator.layout import ResolvedLayout
 from foreshard.simulator.program import Collective
+from foreshard.simulator.rows import rows_held
 from foreshard.simulator.scenario import Comms, Scenario
 from foreshard.simulator.sharding import ShardedTable
 from foreshard.simulator.tally import state_elements_per_row
@@ -139,7 +140,7 @@ def _at_positions(table: ShardedTable, group_size: int, row_factor: float, width
     """Rows x width x factor of every shard, summed at its owner's position, [positions]."""
     if table.sharding == "data_parallel":
         return np.full(group_size, float(table.table.num_embeddings * widths.sum() * row_factor))
-    sizes = np.outer(widths, np.diff(table.row_bounds)) * float(row_factor)
+    sizes = np.outer(widths, rows_held(table)) * float(row_factor)
     return np.asarray(np.bincount(table.owners.ravel(), sizes.ravel(), minlength=group_size), dtype=np.float64)
 
 
@@ -192,10 +193,8 @@ def _activation_bytes(dense: Dense, batch_size: int) -> float:
 
 def _input_items(scenario: Scenario, demand: Demand) -> dict[str, FloatArray]:
     held = BATCHES_HELD[scenario.execution.pipeline]
-    dense = scenario.workload.dense
-    dense_inputs = dense.layers[0][0] if len(dense.layers) > 1 else 0  # one chain alone begins with the vectors
     batch = demand.batch_ids * INDEX_BYTES + demand.batch_lengths * LENGTH_BYTES
-    batch = batch + float(scenario.workload.batch_size * dense_inputs * FULL_BYTES)
+    batch = batch + float(scenario.workload.batch_size * scenario.workload.dense.input_features * FULL_BYTES)
     dist = np.zeros(demand.world_size)
     for family in demand.families:
         for collective, width in ((family.ids, INDEX_BYTES), (family.lengths, LENGTH_BYTES)):
@@ -206,7 +205,7 @@ def _input_items(scenario: Scenario, demand: Demand) -> dict[str, FloatArray]:
 def _output_items(comms: Comms, sharded: tuple[ShardedTable, ...], demand: Demand) -> dict[str, FloatArray]:
     forward, backward = np.zeros(demand.world_size), np.zeros(demand.world_size)
     for family in demand.families:
-        dim = _row_dim(sharded, family.sharding, family.pooled)
+        dim = mean_vector_width(sharded, family.sharding, pooled=family.pooled)
         forward += _exchange_bytes(family.output, _element_bytes(comms.forward, dim))
         backward += _exchange_bytes(family.output, _element_bytes(comms.backward, dim))
     replicated = demand.data_parallel.outputs * FULL_BYTES
@@ -221,13 +220,6 @@ def _element_bytes(precision: DataType, row_dim: float) -> float:
 def _exchange_bytes(hops: tuple[Collective, ...], element_bytes: float) -> FloatArray:
     """Send buffer of the first hop and receive buffer of each; backward mirrors them, so its buffers are as large."""
     return element_bytes * (given(hops[0]) + sum(received(hop) for hop in hops))
-
-
-def _row_dim(sharded: tuple[ShardedTable, ...], sharding: str, pooled: bool) -> float:
-    """Mean columns of a vector that a sharding kind sends."""
-    kin = [part for part in sharded if part.sharding == sharding and (part.table.pooling != "none") == pooled]
-    vectors = sum(part.table.vectors_per_sample * part.col_parts for part in kin)
-    return sum(part.table.vectors_per_sample * part.table.embedding_dim for part in kin) / vectors
 
 
 def _replica_bytes(scenario: Scenario, layout: ResolvedLayout, demand: Demand) -> FloatArray:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import numpy as np
-
 from foreshard.simulator.placement import MIN_COLUMNS
+from foreshard.simulator.rows import parts_with_rows
 from foreshard.simulator.sharding import ShardedTable
 
 __all__ = ["plan_notes"]
@@ -19,7 +18,7 @@ def plan_notes(sharded: Sequence[ShardedTable]) -> tuple[str, ...]:
         for item in sharded
         if item.sharding in ("column_wise", "table_column_wise", "grid_shard") and item.col_parts == 1
     ]
-    empty = [item.table.name for item in sharded if (np.diff(item.row_bounds) == 0).any()]
+    empty = [item.table.name for item in sharded if not parts_with_rows(item).all()]
     notes = []
     if whole:
         notes.append(
@@ -27,7 +26,7 @@ def plan_notes(sharded: Sequence[ShardedTable]) -> tuple[str, ...]:
             f"need {2 * MIN_COLUMNS}; give column_shards to cut finer"
         )
     if empty:
-        notes.append(f"{_named(empty)} with fewer rows than row shards: the last ranks hold none of their rows")
+        notes.append(f"{_named(empty)} with too few rows for so many row shards: some ranks hold none of their rows")
     return tuple(notes)
 
 

@@ -12,13 +12,23 @@ from foreshard.simulator.hashing import hash_part
 from foreshard.simulator.permute import starts_of
 from foreshard.simulator.sharding import ShardedTable
 
-__all__ = ["PartFinder", "global_rows", "hashed_rows", "local_rows", "part_finder", "part_rows", "parts_with_rows"]
+__all__ = [
+    "PartFinder",
+    "global_rows",
+    "hashed_rows",
+    "local_rows",
+    "part_finder",
+    "part_rows",
+    "parts_with_rows",
+    "rows_held",
+]
 
 IntArray = NDArray[np.int64]
 RowArray = NDArray[np.int32] | NDArray[np.int64]
 PartFinder = Callable[[IntArray], IntArray]
 
 _BUCKETS = 1 << 12  # equal buckets of rows in which uneven ranges are looked up before they are compared
+_COUNTED = 64  # rows a part up to which hashed rows are counted; beyond, a part is empty with chance e^-64 at most
 
 
 def part_finder(sharded: ShardedTable) -> PartFinder:
@@ -92,11 +102,30 @@ def part_rows(sharded: ShardedTable) -> IntArray:
     return np.bincount(_hash_parts(sharded), minlength=sharded.row_parts)
 
 
+def rows_held(sharded: ShardedTable) -> IntArray:
+    """Rows of each part, [row parts]: true ones of ranges and of small hashed tables, else equal shares of the hash.
+
+    Of a hashed table with more than 64 rows a part the true number lies within about 1 / sqrt(rows a part) of this.
+    """
+    if sharded.owner == "range" or sharded.row_parts == 1 or _is_large(sharded):
+        return np.diff(sharded.row_bounds)
+    return _counted(sharded.table.num_embeddings, sharded.row_parts)
+
+
 def parts_with_rows(sharded: ShardedTable) -> NDArray[np.bool_]:
     """Which row parts hold any row, [row parts]; a hash leaves a part empty in tiny tables only."""
-    if sharded.owner == "hash" and sharded.table.num_embeddings > 64 * sharded.row_parts:  # empty with chance e^-64
-        return np.ones(sharded.row_parts, dtype=bool)
-    return part_rows(sharded) > 0
+    return rows_held(sharded) > 0
+
+
+def _is_large(sharded: ShardedTable) -> bool:
+    return sharded.table.num_embeddings > _COUNTED * sharded.row_parts
+
+
+@lru_cache(maxsize=4096)
+def _counted(num_embeddings: int, parts: int) -> IntArray:
+    counts = np.bincount(hash_part(np.arange(num_embeddings), parts), minlength=parts)
+    counts.setflags(write=False)
+    return counts
 
 
 def global_rows(sharded: ShardedTable, part: int) -> IntArray:

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from foreshard.simulator.access import Distribution, RowParts
 from foreshard.simulator.balance import ROW_READ_FLOOR_BYTES
 from foreshard.simulator.demand import LocalDemand
+from foreshard.simulator.rows import rows_held
 from foreshard.simulator.scenario import Optimizer
 from foreshard.simulator.sharding import ShardedTable
 from foreshard.simulator.workload import BYTES_PER_ELEMENT, Table
@@ -90,7 +91,7 @@ class Tally:
         distribution = Distribution.of(sharded.table)
         hashed = sharded.owner == "hash" and sharded.row_parts > 1
         split = distribution.hash_parts(sharded.row_parts) if hashed else distribution.row_ranges(sharded.row_bounds)
-        return self._count_parts(sharded.table, split, np.diff(sharded.row_bounds))
+        return self._count_parts(sharded.table, split, rows_held(sharded))
 
     def _count_parts(self, table: Table, split: RowParts, rows: IntArray) -> _Parts:
         """A feature's batch on one rank is one stream of ids; the group and its replicas draw many."""

@@ -280,6 +280,29 @@ def test_empty_row_shards_are_neither_read_nor_written_but_still_told_lengths():
     assert demand.families[0].lengths.traffic_of(0).to_matrix() == pytest.approx(np.full((8, 8), 10))
 
 
+@settings(max_examples=40)
+@given(
+    rows=st.integers(1, 700),
+    world=st.sampled_from([2, 4, 8, 16]),
+    kind=st.sampled_from(["row_wise", "table_row_wise", "grid_shard"]),
+    pooling=st.sampled_from(["sum", "none"]),
+)
+def test_hashed_shards_count_as_empty_exactly_where_no_row_hashes_to(rows, world, kind, pooling):
+    """Shards looked up, vectors returned and weights held follow the rows that the hash really puts in a part."""
+    node = min(world, 4)
+    plan = planned(kind, owner="hash")
+    demand, (item,), _ = demand_of((table(rows=rows, dim=4, pooling=pooling),), plan, world=world, node=node)
+    filled = np.bincount([int(hash_part([row], item.row_parts)[0]) for row in range(rows)], minlength=item.row_parts)
+    held = np.zeros(world)
+    held[item.owners[0]] = filled
+    if rows > 64 * item.row_parts:
+        held[item.owners[0]] = rows / item.row_parts  # counted as equal shares: within 6 / sqrt(64) of the true ones
+    local = demand.families[0].local
+    assert local.tables.tolist() == (held > 0).astype(float).tolist()
+    assert (local.outputs > 0).tolist() == (held > 0).tolist()
+    assert np.abs(demand.replica.weight_elements - 4 * held).max() <= (4 if rows > 64 * item.row_parts else 0)
+
+
 @pytest.mark.parametrize(("optimizer", "elements"), [("sgd", 0), ("rowwise_adagrad", 1), ("adagrad", 4), ("adam", 8)])
 def test_optimizer_state_per_row_of_four_columns(optimizer, elements):
     demand, _, _ = demand_of((table(rows=10, dim=4),), planned("table_wise"), world=1, node=1, optimizer=optimizer)
