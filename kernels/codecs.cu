@@ -57,7 +57,7 @@ struct Range {
   float low, high;
 };
 
-// Smallest and largest element of a row; NaN are passed over.
+// Smallest and largest element of a row; NaN are passed over. A zero counts as +0, whichever sign was met first.
 template <int V>
 DEVICE Range row_range(const Group& group, const float* row, int dim) {
   Range range = {__uint_as_float(0x7F800000u), __uint_as_float(0xFF800000u)};  // +inf, -inf
@@ -70,7 +70,7 @@ DEVICE Range row_range(const Group& group, const float* row, int dim) {
     range.low = fminf(range.low, __shfl_xor_sync(group.mask, range.low, distance, group.lanes));
     range.high = fmaxf(range.high, __shfl_xor_sync(group.mask, range.high, distance, group.lanes));
   }
-  return range;
+  return {range.low + 0.0f, range.high + 0.0f};
 }
 
 struct Int8 {
@@ -96,7 +96,7 @@ struct Fp8 {
   static constexpr int OVERHEAD = 4;
   float scale;
 
-  __device__ __forceinline__ explicit Fp8(const Range& range) : scale(fmaxf(range.high, -range.low) / largest()) {}
+  __device__ __forceinline__ explicit Fp8(const Range& range) : scale(fmaxf(fabsf(range.low), fabsf(range.high)) / largest()) {}
   __device__ __forceinline__ explicit Fp8(const u8* tail) : scale(load_float_bytes(tail)) {}
   __device__ __forceinline__ void write(u8* tail) const { store_float_bytes(tail, scale); }
 
