@@ -1,0 +1,262 @@
+"""`nvidia-smi topo -m`: every peculiarity that real outputs have, on specimens of our own."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from foreshard.topologies.cluster import Cluster
+from foreshard.topologies.errors import InputError
+from foreshard.topologies.importing import Imported, import_topology
+from foreshard.topologies.machine import NodeSpec
+
+LEGEND = "\nLegend:\n\n  X    = Self\n  SYS  = PCIe and the SMP interconnect\n  NV#  = a bonded set of # NVLinks\n"
+
+
+def table(rows: list[list[str]], tail: list[list[str]] | None = None, gap: str = "\t") -> str:
+    """The matrix with its header; `rows` holds the device's name first."""
+    devices = [row[0] for row in rows]
+    extra = ["CPU Affinity", "NUMA Affinity", "GPU NUMA ID"] if tail else []
+    lines = [gap.join(["", *devices, *extra])]
+    for index, row in enumerate(rows):
+        lines.append(gap.join([*row, *(tail[index] if tail and index < len(tail) else [])]))
+    return "\n".join(lines) + "\n" + LEGEND
+
+
+def star(gpus: int, code: str) -> list[list[str]]:
+    return [[f"GPU{i}", *("X" if i == j else code for j in range(gpus))] for i in range(gpus)]
+
+
+def read(text: str, **parts: str) -> Imported:
+    return import_topology(text, "machine", **parts)
+
+
+def node(text: str, **parts: str) -> NodeSpec:
+    return read(text, **parts).spec.groups[0].node
+
+
+def neighbours(found: NodeSpec, device: str) -> set[str]:
+    return {link.dst for link in found.links if link.src == device}
+
+
+def refusal(text: str) -> str:
+    with pytest.raises(InputError) as caught:
+        read(text)
+    return str(caught.value)
+
+
+PIECES = ["", "\t", "\n", "X", "NV", "PIX", "GPU9", "NIC3", "0-7", "\x00", "é"]
+EIGHT = table(star(8, "NV18"), [["0-55", "0", "", "N/A"]] * 4 + [["56-111", "1", "", "N/A"]] * 4)
+TWO_NICS = [
+    ["GPU0", "X", "NV12", "NV12", "NV12", "PXB", "SYS", "SYS"],
+    ["GPU1", "NV12", "X", "NV12", "NV12", "PXB", "SYS", "SYS"],
+    ["GPU2", "NV12", "NV12", "X", "NV12", "SYS", "PXB", "SYS"],
+    ["GPU3", "NV12", "NV12", "NV12", "X", "SYS", "PXB", "SYS"],
+    ["NIC0", "PXB", "PXB", "SYS", "SYS", "X", "SYS", "SYS"],
+    ["NIC1", "SYS", "SYS", "PXB", "PXB", "SYS", "X", "SYS"],
+    ["NIC2", "SYS", "SYS", "SYS", "SYS", "SYS", "SYS", "X"],
+]
+
+
+def test_equal_counts_to_all_peers_are_a_switch() -> None:
+    """NV18 to each of seven GPUs cannot be links between pairs: one switch with 18 links a GPU."""
+    found = node(EIGHT)
+    nvlinks = [link for link in found.links if link.kind == "nvlink"]
+    assert {link.dst for link in nvlinks if link.src == "gpu3"} == {"nvswitch"}
+    assert nvlinks[0].bandwidth == 18 * 25e9
+
+
+def test_bridged_pairs_are_not_a_switch() -> None:
+    """NV12 inside two pairs and SYS between them: direct links, the pairs meet over the CPUs."""
+    rows = [
+        ["GPU0", "X", "NV12", "SYS", "SYS"],
+        ["GPU1", "NV12", "X", "SYS", "SYS"],
+        ["GPU2", "SYS", "SYS", "X", "NV12"],
+        ["GPU3", "SYS", "SYS", "NV12", "X"],
+    ]
+    found = node(table(rows, [["0-23", "0"], ["0-23", "0"], ["24-47", "1"], ["24-47", "1"]]))
+    assert "gpu1" in neighbours(found, "gpu0")
+    assert "nvswitch" not in found.devices
+    cluster = Cluster(read(table(rows)).spec)
+    assert all(cluster.link_kind[list(cluster.path(0, 2))] != "nvlink")
+
+
+def test_few_links_to_all_peers_are_links_between_pairs() -> None:
+    """NV4 to each of three GPUs is 12 in all, as many as an A100 has: no switch."""
+    assert "nvswitch" not in node(table(star(4, "NV4"))).devices
+
+
+@pytest.mark.parametrize("gap", ["\t", "    ", "\t \t"])
+def test_tabs_blanks_and_both_are_read_alike(gap: str) -> None:
+    """The separator carries no meaning."""
+    assert node(table(TWO_NICS, gap=gap)) == node(table(TWO_NICS))
+
+
+def test_prompt_colours_indentation_and_trailing_tabs_do_not_matter() -> None:
+    """A terminal's escape codes, a prompt line and ragged ends are passed over."""
+    text = "user@host $ nvidia-smi topo -m\n" + "\n".join(f"  \x1b[4m{line}\x1b[0m\t\t" for line in EIGHT.splitlines())
+    assert node(text) == node(EIGHT)
+
+
+def test_nics_by_legend_or_by_name_in_any_order() -> None:
+    """mlx5_1 before mlx5_0: the column counts, not the number in the name."""
+    rows = [[c.replace("NIC0", "mlx5_1").replace("NIC1", "mlx5_0") for c in row] for row in TWO_NICS[:6]]
+    rows = [row[:7] for row in rows]
+    found = read(table(rows))
+    assert "NICs by column: nic0 is mlx5_1, nic1 is mlx5_0" in found.messages
+    assert neighbours(found.spec.groups[0].node, "nic0") & neighbours(found.spec.groups[0].node, "gpu0")
+
+
+def test_devices_below_one_switch_share_it() -> None:
+    """Two GPUs and a NIC at PXB distance hang on one PCIe switch, the other pair on another."""
+    found = node(table(TWO_NICS))
+    assert neighbours(found, "gpu0") & neighbours(found, "gpu1") & neighbours(found, "nic0") == {"pcie0"}
+    assert neighbours(found, "gpu2") & neighbours(found, "nic1") == {"pcie1"}
+
+
+def test_a_nic_far_from_every_gpu_is_a_storage_nic() -> None:
+    """SYS to all GPUs: left out, and said so."""
+    found = read(table(TWO_NICS))
+    assert "nic2" not in found.spec.groups[0].node.devices
+    assert "NIC2: SYS to every GPU, taken as storage NICs and left out" in found.messages
+
+
+def test_sockets_follow_the_cpu_lists() -> None:
+    """GPUs with one CPU list are on one socket, also where NVLink codes hide their PCIe distance."""
+    found = node(EIGHT)
+    assert neighbours(found, "gpu3") - {"nvswitch"} == {"cpu0"}
+    assert neighbours(found, "gpu4") - {"nvswitch"} == {"cpu1"}
+
+
+def test_a_named_gpu_and_nic_replace_the_assumed_ones() -> None:
+    """--gpu and --nic choose parts; B200 has links of 50 GB/s."""
+    found = read(table(TWO_NICS), gpu="B200-SXM-180GB", nic="ndr-400g")
+    links = found.spec.groups[0].node.links
+    assert next(link for link in links if link.kind == "nvlink").bandwidth == 12 * 50e9
+    assert next(link for link in links if link.kind == "network").bandwidth == 50e9
+    assert not any("--gpu" in message or "--nic" in message for message in found.messages)
+
+
+def test_an_unknown_part_is_refused() -> None:
+    """A misspelt part names the ones that are like it."""
+    with pytest.raises(InputError, match=r"there is no gpu 'H100' in the catalogue; did you mean 'H100-SXM5-80GB'"):
+        read(EIGHT, gpu="H100")
+
+
+def test_glued_cells_are_taken_apart() -> None:
+    """SYSSYS is two cells, NIC1CPU a column and the beginning of another."""
+    text = table(TWO_NICS[:4], [["0-23", "0"]] * 4).replace("GPU3\tCPU", "GPU3\tNIC0\tNIC1\tNIC2CPU")
+    glued = text.replace("SYS\tSYS", "SYSSYS")
+    assert glued != text
+    assert node(glued) == node(text)
+
+
+def test_an_unreadable_cell_is_repaired_by_the_symmetric_one() -> None:
+    """A cell that no code explains is told by the other device's row."""
+    broken = EIGHT.replace("GPU2\tNV18", "GPU2\tNV1?8", 1)
+    assert broken != EIGHT
+    found = read(broken)
+    assert found.spec.groups[0].node == node(EIGHT)
+    assert any("GPU2 to GPU0 is unreadable; row GPU0 says NV18" in message for message in found.messages)
+
+
+def test_a_lost_cell_is_found_where_only_one_place_fits() -> None:
+    """A row that is one code short is completed only where the other rows leave no doubt."""
+    whole = table(TWO_NICS, [["0-3", "0"]] * 4)
+    short = whole.replace("X\tSYS\tPXB\tSYS\t0-3", "X\tPXB\tSYS\t0-3")
+    assert short != whole
+    found = read(short)
+    assert found.spec.groups[0].node == node(whole)
+    assert any("lacks a code" in message for message in found.messages)
+
+
+def test_a_row_with_lost_cells_in_doubt_is_refused_with_its_line() -> None:
+    """Two codes short: the row is reported, nothing is shifted."""
+    lines = EIGHT.splitlines()
+    lines[4] = lines[4].replace("NV18\tNV18\t", "", 1)
+    assert "line 5: row GPU3 lacks 2 of 8 codes" in refusal("\n".join(lines))
+
+
+def test_contradicting_rows_are_refused_with_both_lines() -> None:
+    """The matrix is symmetric; where it is not, one of two rows is damaged."""
+    broken = EIGHT.replace("GPU5\tNV18", "GPU5\tSYS", 1)
+    assert "line 7: GPU5 to GPU0 is SYS, but line 2 says NV18" in refusal(broken)
+
+
+def test_a_cut_text_is_completed_with_a_message_for_each_assumption() -> None:
+    """Missing rows follow from the columns, a code cut in its middle is not used."""
+    cut = EIGHT[: EIGHT.index("GPU6\tNV18\tNV1") + len("GPU6\tNV18\tNV1")]
+    found = read(cut)
+    assert len(found.spec.groups[0].node.gpus) == 8
+    text = "\n".join(found.messages)
+    assert "row GPU6 is cut" in text
+    assert "rows of GPU7 are missing" in text
+    assert "NV18 is assumed as to their neighbours: GPU6-GPU7" in text
+
+
+def test_a_regular_pattern_places_the_nics_of_missing_rows() -> None:
+    """GPU i beside NIC i in the rows that are there: assumed so for the one that is missing."""
+    rows = [
+        [f"GPU{i}", *("X" if i == j else "NV18" for j in range(4)), *("PIX" if i == j else "NODE" for j in range(4))]
+        for i in range(3)
+    ]
+    text = table(rows, [["0-3", "0"]] * 3).replace("GPU2\tCPU", "GPU2\tGPU3\tNIC0\tNIC1\tNIC2\tNIC3\tCPU")
+    found = read(text)
+    assert "NIC3 is assumed beside GPU3, whose row is missing, as with the others" in found.messages
+    assert neighbours(found.spec.groups[0].node, "gpu3") & neighbours(found.spec.groups[0].node, "nic3")
+
+
+def test_old_soc_means_sys() -> None:
+    """Drivers before 2018 wrote SOC."""
+    assert node(table(star(2, "SOC"))) == node(table(star(2, "SYS")))
+
+
+def test_hidden_hardware_is_doubted() -> None:
+    """Eight GPUs without NVLink, or all on one NUMA node, may be a VM or numa=off."""
+    messages = "\n".join(read(table(star(8, "PHB"))).messages)
+    assert "no NVLink is shown" in messages
+    assert "all devices are on one NUMA node" in messages
+    assert "topo -mp hides NVLink" in "\n".join(read("$ nvidia-smi topo -mp\n" + table(star(4, "PHB"))).messages)
+
+
+def test_a_second_table_of_p2p_statuses_is_a_message() -> None:
+    """PHB does not mean that P2P works: GNS in a second table says it does not."""
+    statuses = "\n \tGPU0\tGPU1\n GPU0\tX\tGNS\n GPU1\tGNS\tX\n"
+    assert any("cannot copy to peers" in m for m in read(table(star(2, "PHB")) + statuses).messages)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("$ nvidia-smi topo -p2p r\n" + table(star(2, "OK")), "line 1: this is nvidia-smi topo -p2p, not -m"),
+        (table(star(2, "OK")), "line 2: OK are P2P statuses"),
+        (table(star(2, "XGMI")), "line 2: this describes AMD GPUs"),
+        ("", "is empty"),
+        ("hello\nworld\n", "no line names the columns"),
+        ("\tGPU0\tGPU1\n", "line 1: no row GPU0"),
+        (table(star(2, "NODE")).replace("GPU1\tNODE\tX", "GPU7\tNODE\tX"), "line 3: row GPU7 has no column"),
+        (table(star(2, "NODE")).replace("GPU0\tX", "GPU0\tSYS"), "X stands on the diagonal only"),
+    ],
+)
+def test_what_is_not_such_a_table_is_refused_with_its_line(text: str, message: str) -> None:
+    """Another command's output, another vendor's, or damage: the line and why."""
+    assert message in refusal(text)
+
+
+@given(st.data())
+def test_damaged_text_is_read_or_refused_never_a_crash(data: st.DataObject) -> None:
+    """Deleting, doubling and replacing pieces of an output gives a cluster or an InputError."""
+    text = data.draw(st.sampled_from([EIGHT, table(TWO_NICS, [["0-23", "0"]] * 4)]))
+    for _ in range(data.draw(st.integers(1, 4))):
+        begin = data.draw(st.integers(0, len(text)))
+        end = min(len(text), begin + data.draw(st.integers(0, 40)))
+        piece = data.draw(
+            st.sampled_from(["", "\t", "\n", "X", "NV", "PIX", "GPU9", "NIC3", "0-7", "\x00", "é", text[:60]])
+        )
+        text = text[:begin] + piece + text[end:]
+    try:
+        imported = read(text)
+    except InputError:
+        return
+    Cluster(imported.spec)
