@@ -70,7 +70,12 @@ def predict(
     help="A key and the values to try; repeatable.",
 )
 @_json
-@click.option("--csv", type=click.Path(path_type=Path), metavar="FILE", help="Write the rows as CSV.")
+@click.option(
+    "--csv",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Write the rows as CSV, and keep finished ones beside it to go on from.",
+)
 @_plot
 @click.option("--jobs", type=click.IntRange(min=1), default=1, help="Predict in so many processes.")
 def compare(
@@ -85,13 +90,14 @@ def compare(
     """Predict SCENARIO for every combination of the varied keys and compare the steps with the first one."""
     from foreshard.simulator.drawing import check_plot
     from foreshard.simulator.sweep import compare as comparison_of
+    from foreshard.simulator.sweep_store import store_beside
 
     x = _numeric_key(varied) if plot is not None else ""
     if plot is not None:
         check_plot(plot)
     if csv is not None:
         check_writable(csv)
-    found = comparison_of(scenario, varied, overrides, jobs=jobs)
+    found = comparison_of(scenario, varied, overrides, jobs=jobs, keep=None if csv is None else store_beside(csv))
     if csv is not None:
         write_text(csv, found.to_csv())
     if plot is not None:

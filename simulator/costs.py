@@ -52,8 +52,9 @@ class CostModel:
         return launches * self["host_per_kernel"]
 
     def copy_in(self, nbytes: FloatArray) -> FloatArray:
-        """Host-to-device copy of `nbytes` [ranks]: bytes over the PCIe rate that was seen in practice."""
-        return self._floored(nbytes / self._cluster.host_to_device_bytes_per_s)
+        """Host-to-device copy of `nbytes` [ranks]: bytes over the PCIe rate seen in practice; free without a host."""
+        rate = self._cluster.host_to_device_bytes_per_s
+        return self._floored(np.divide(nbytes, rate, out=np.zeros(self._cluster.size), where=rate > 0))
 
     def stream(self, nbytes: FloatArray | float) -> FloatArray:
         """Reading and writing `nbytes` [ranks] of HBM in order."""

@@ -21,7 +21,7 @@ from foreshard.simulator.layout import ResolvedLayout
 from foreshard.simulator.program import Collective
 from foreshard.simulator.rows import rows_held
 from foreshard.simulator.scenario import Comms, Scenario
-from foreshard.simulator.sharding import ShardedTable
+from foreshard.simulator.sharding import ShardedTable, mean_vector_width
 from foreshard.simulator.tally import state_elements_per_row
 from foreshard.simulator.workload import BYTES_PER_ELEMENT, DataType, Dense
 from foreshard.topologies.cluster import Cluster

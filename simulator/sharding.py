@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
@@ -11,7 +12,7 @@ from numpy.typing import NDArray
 
 from foreshard.simulator.workload import Table
 
-__all__ = ["ComputeKernel", "Owner", "Plan", "ShardedTable", "ShardingType", "TableSharding"]
+__all__ = ["ComputeKernel", "Owner", "Plan", "ShardedTable", "ShardingType", "TableSharding", "mean_vector_width"]
 
 ShardingType = Literal[
     "data_parallel", "table_wise", "column_wise", "row_wise", "table_row_wise", "table_column_wise", "grid_shard"
@@ -72,3 +73,13 @@ class ShardedTable:
     def col_parts(self) -> int:
         """Column shards."""
         return int(self.owners.shape[0])
+
+
+def mean_vector_width(sharded: Iterable[ShardedTable], sharding: ShardingType, *, pooled: bool) -> float:
+    """Mean elements of a vector that the tables of one sharding kind return; a column slice is a vector of its own."""
+    vectors = elements = 0.0
+    for part in sharded:
+        if part.sharding == sharding and (part.table.pooling != "none") == pooled:
+            vectors += part.table.vectors_per_sample * part.col_parts
+            elements += part.table.vectors_per_sample * part.table.embedding_dim
+    return elements / vectors

@@ -7,7 +7,6 @@ reverse order; the dense all-reduce. In 2D the exchanges stay in the sharding gr
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -16,10 +15,11 @@ from numpy.typing import NDArray
 from foreshard.simulator.codecs import FULL_BYTES, codec_bytes, wire_bytes
 from foreshard.simulator.costs import INDEX_BYTES, LENGTH_BYTES, CostModel
 from foreshard.simulator.demand import Demand, FamilyDemand
+from foreshard.simulator.handed import given, received
 from foreshard.simulator.layout import Groups, ResolvedLayout, Sync
 from foreshard.simulator.program import Collective, Compute, Dep, Op, Stage, StepProgram, Stream
 from foreshard.simulator.scenario import Scenario
-from foreshard.simulator.sharding import ShardedTable
+from foreshard.simulator.sharding import ShardedTable, mean_vector_width
 from foreshard.simulator.traffic import PairBytes
 from foreshard.simulator.workload import DataType
 
@@ -92,7 +92,7 @@ class _Builder:
     # -- stage 1 and 2 -----------------------------------------------------------------------------------------
 
     def copy_batch(self, *, ahead: int) -> None:
-        dense_inputs = self.scenario.workload.dense.layers[0][0] if self.scenario.workload.dense.layers else 0
+        dense_inputs = self.scenario.workload.dense.input_features
         nbytes = self.demand.batch_ids * INDEX_BYTES + self.demand.batch_lengths * LENGTH_BYTES
         nbytes = nbytes + self.scenario.workload.batch_size * dense_inputs * FULL_BYTES
         seconds = self.costs.copy_in(nbytes)
@@ -106,7 +106,7 @@ class _Builder:
             return
         copied = (Dep("copy_batch_to_device", 1),)
         for family in families:
-            nbytes = 2 * INDEX_BYTES * _handed(family.ids, received=False)
+            nbytes = 2 * INDEX_BYTES * given(family.ids)
             self.compute(
                 f"input_dist.permute.{family_name(family)}", "lookup_routing", self.routing_stream,
                 self.costs.stream(nbytes), self.costs["input_dist_launches"], deps=copied, batch=batch,
@@ -130,7 +130,7 @@ class _Builder:
         self.collective(
             f"input_dist.values.{name}", "lookup_routing", "comm", family.ids.scaled(INDEX_BYTES), batch=batch
         )
-        nbytes = 2 * INDEX_BYTES * _handed(family.ids, received=True)
+        nbytes = 2 * INDEX_BYTES * received(family.ids)
         self.compute(
             f"input_dist.recat.{name}", "lookup_routing", self.routing_stream, self.costs.stream(nbytes),
             self.costs["recat_launches"], deps=(Dep(f"input_dist.values.{name}"),), batch=batch,
@@ -164,7 +164,7 @@ class _Builder:
             self.costs["lookup_launches"], deps=(routed, *synced),
         )  # fmt: skip
         last = self.exchange(family.output, "output_dist", name, "vector_return", precision, dim, f"lookup.{name}")
-        moved = _handed(family.output[-1], received=True) * 2 * FULL_BYTES
+        moved = received(family.output[-1]) * 2 * FULL_BYTES
         self.compute(
             f"output_dist.join.{name}", "vector_return", "compute", self.costs.stream(moved),
             self.costs["output_launches"], deps=(Dep(last),),
@@ -184,16 +184,14 @@ class _Builder:
         """Encode, exchange hop by hop, decode; the name of the last operation."""
         per_element = codec_bytes(precision, dim)
         if per_element:
-            sent = _handed(hops[0], received=False)
-            self.codec(f"{label}.encode.{name}", stage, sent * per_element, after)
+            self.codec(f"{label}.encode.{name}", stage, given(hops[0]) * per_element, after)
             after = f"{label}.encode.{name}"
         for index, hop in enumerate(hops):
             op = f"{label}.{name}" if len(hops) == 1 else f"{label}.{name}.{index + 1}"
             self.collective(op, stage, "comm", hop.scaled(wire_bytes(precision, dim)), deps=(Dep(after),), label=label)
             after = op
         if per_element:
-            received = _handed(hops[-1], received=True)
-            self.codec(f"{label}.decode.{name}", stage, received * per_element, after)
+            self.codec(f"{label}.decode.{name}", stage, received(hops[-1]) * per_element, after)
             after = f"{label}.decode.{name}"
         return after
 
@@ -203,13 +201,7 @@ class _Builder:
         )
 
     def row_dim(self, family: FamilyDemand) -> float:
-        """Elements of a quantised row: the mean width of the vectors that one family returns."""
-        vectors = elements = 0.0
-        for part in self.sharded:
-            if (part.sharding, part.table.pooling != "none") == (family.sharding, family.pooled):
-                vectors += part.table.vectors_per_sample * part.col_parts
-                elements += part.table.vectors_per_sample * part.table.embedding_dim
-        return elements / vectors
+        return mean_vector_width(self.sharded, family.sharding, pooled=family.pooled)
 
     # -- backward: the rest of stage 4, then 5, 6 and 7 --------------------------------------------------------
 
@@ -348,26 +340,3 @@ def _label(name: str) -> str:
 def _distinct(groups: Groups) -> tuple[NDArray[np.int64], ...]:
     """One group for all where all are of one size, else every group."""
     return groups.members[:1] if len(set(groups.sizes.tolist())) == 1 else groups.members
-
-
-def _per_rank(collective: Collective, of: Callable[[PairBytes], FloatArray]) -> FloatArray:
-    """A per-member figure of an all_to_all's traffic, on the world's ranks, [ranks]."""
-    groups = collective.groups
-    values = np.zeros(groups.world_size)
-    shared = of(collective.traffic[0]) if len(collective.traffic) == 1 else None
-    for index, members in enumerate(groups.members):
-        values[members] = shared if shared is not None else of(collective.traffic[index])
-    return values
-
-
-def _handed(collective: Collective, *, received: bool) -> FloatArray:
-    """Elements each rank gives to a collective, or gets from it, its own part included, [ranks]."""
-    if collective.kind == "all_to_all":
-        if received:
-            return _per_rank(collective, lambda pairs: pairs.bytes_in() + pairs.diagonal())
-        return _per_rank(collective, lambda pairs: pairs.bytes_out() + pairs.diagonal())
-    groups = collective.groups
-    whole = np.array([collective.nbytes_of(group) for group in range(len(groups))])
-    part = whole / groups.sizes
-    gets_part = (collective.kind == "reduce_scatter") == received
-    return (part if gets_part else whole)[groups.group_of]

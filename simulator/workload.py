@@ -110,6 +110,11 @@ class Dense:
         return tuple(pair for chain in self.layers for pair in pairwise(chain))
 
     @property
+    def input_features(self) -> int:
+        """Dense features of a sample: the first width of several chains; one chain alone begins with the vectors."""
+        return self.layers[0][0] if len(self.layers) > 1 else 0
+
+    @property
     def flops_per_sample(self) -> float:
         """Forward FLOPs of one sample; a matrix product counts 2 x inputs x outputs."""
         if self.forward_flops_per_sample is not None:
