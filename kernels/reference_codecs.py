@@ -69,8 +69,9 @@ def _scaled(rows: FloatArray, scale: FloatArray) -> FloatArray:
 
 
 def _encode_int8(rows: FloatArray) -> NDArray[np.uint8]:
-    bias = np.fmin.reduce(rows, axis=1, keepdims=True) + np.float32(0)  # never -0
-    scale = (np.fmax.reduce(rows, axis=1, keepdims=True) - bias) / np.float32(255)
+    zero = np.float32(0)  # added so that a zero is +0, whichever sign was met first
+    bias = np.fmin.reduce(rows, axis=1, keepdims=True) + zero
+    scale = (np.fmax.reduce(rows, axis=1, keepdims=True) + zero - bias) / np.float32(255)
     codes = np.clip(np.rint(_scaled(rows - bias, scale)), 0, 255)
     return _join(codes.astype(np.uint8), scale, bias)
 
