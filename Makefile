@@ -13,6 +13,9 @@ demo: $(VENV)/.demo
 	$(BIN)/foreshard compare mlperf-dcnv2-p5 \
 		--vary cluster.preset=p5.48xlarge,p4d.24xlarge --vary layout.sharding_group_size=world,8 \
 		--vary cluster.nodes=1,2,4,8 --csv demo-out/scaling.csv --plot demo-out/scaling.png
+	@echo; echo "What 2D costs: replicas average their weights every so many steps, in either placement"
+	$(BIN)/foreshard compare mlperf-dcnv2-p5 --set layout.sharding_group_size=8 --set layout.sync=weights \
+		--vary layout.placement=contiguous,interleaved --vary layout.sync_interval=1,10,100,1000
 	@echo; echo "The 2D step on 8 nodes of p5, in full"
 	$(BIN)/foreshard predict mlperf-dcnv2-p5 --set layout.sharding_group_size=8 \
 		--trace demo-out/timeline --plot demo-out/step.png
