@@ -38,6 +38,7 @@ Measures = dict[str, float | bool | int]
 _MEASURES = ("step_time_s", "samples_per_s", "speedup", "scaling_efficiency", "all_to_all_s", "memory_fits")
 _PAIRED = "([{", ")]}"
 _PROBLEM_WIDTH = 100
+_IDEAL = "of ideal"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -53,12 +54,15 @@ class Comparison:
         return tuple(row for row in self.rows if "problem" not in row)
 
     def to_text(self) -> str:
-        """One aligned table: times in ms, speed-up and percent of ideal scaling against the first row."""
+        """One aligned table: times in ms, speed-up and, where ranks vary, percent of ideal against the first row."""
         names = [key.rsplit(".", 1)[-1] for key in self.keys]
         if len(set(names)) < len(names):
             names = list(self.keys)
-        headers = [*names, "step ms", "samples/s", "speed-up", "of ideal", "all-to-all ms", "memory"]
+        headers = [*names, "step ms", "samples/s", "speed-up", _IDEAL, "all-to-all ms", "memory"]
         body = [[*(str(row[key]) for key in self.keys), *_cells(row)] for row in self.rows]
+        if len({row["ranks"] for row in self.finished}) == 1:
+            ideal = headers.index(_IDEAL)
+            headers, *body = ([*line[:ideal], *line[ideal + 1 :]] for line in (headers, *body))
         align = ["right"] * (len(headers) - 1) + ["left"]
         return f"{tabulate(body, headers, tablefmt='simple', colalign=align, disable_numparse=True)}\n"
 

@@ -176,3 +176,11 @@ def test_rows_as_frame_and_as_csv(grid: Comparison) -> None:
     assert [float(row["step_time_s"]) for row in read] == [row["step_time_s"] for row in grid.rows]
     assert "speed-up" in grid.to_text()
     assert "<table>" in grid._repr_html_()
+
+
+def test_scaling_is_shown_only_where_ranks_vary() -> None:
+    """Percent of ideal compares more ranks with fewer; among equal ranks it would only repeat the speed-up."""
+    batches = compare("mlperf-dcnv2-p5", ["workload.batch_size=256,512"], ["cluster.nodes=1"])
+    nodes = compare("mlperf-dcnv2-p5", ["cluster.nodes=1,2"])
+    assert "of ideal" not in batches.to_text()
+    assert "of ideal" in nodes.to_text()
