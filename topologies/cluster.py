@@ -64,6 +64,12 @@ class Cluster:
     def __repr__(self) -> str:
         return f"Cluster({self.name!r}, nodes={self.nodes}, ranks={self.size}, links={len(self.link_usable)})"
 
+    def _repr_html_(self) -> str:
+        """The summary as a notebook shows it."""
+        from foreshard.topologies.summary import describe_html
+
+        return describe_html(self)
+
     # What the cluster is
 
     @property

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, get_args
 
@@ -118,14 +119,15 @@ def _read_groups(fields: Fields, nodes: int | None, own_nodes: int, assumptions:
     if not fields.has("groups"):
         node = fields.table("node")
         return (NodeGroup(node=read_node(node, fields), nodes=nodes or own_nodes),) if node else ()
-    if nodes is not None:
-        fields.note("groups", f"a number of nodes ({nodes}) cannot be set from outside: each group states its own")
     if fields.has("node"):
         fields.note("node", "stands beside groups: give one node, or groups that each have one")
     groups = [_read_group(group, kinds, assumptions) for group in fields.tables("groups")]
     if not groups:
         fields.note("groups", "is empty: give at least one group of nodes")
-    return tuple(group for group in groups if group is not None)
+    if nodes is not None and len(groups) > 1:
+        fields.note("groups", f"are several, so a number of nodes ({nodes}) cannot be set for all: change the file")
+    sized = (replace(group, nodes=nodes or group.nodes) for group in groups if group is not None)
+    return tuple(sized)
 
 
 def _read_group(fields: Fields, kinds: dict[str, NodeSpec] | None, assumptions: list[str]) -> NodeGroup | None:

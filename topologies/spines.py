@@ -8,12 +8,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from foreshard.topologies.cabling import Cabling
+from foreshard.topologies.errors import InputError
 from foreshard.topologies.placing import Placing
 
 __all__ = ["Spines", "only_where"]
 
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
+_MOST_CELLS = 1 << 26
 
 
 class Spines:
@@ -32,6 +34,12 @@ class Spines:
         self.choices = self.spines if self.by_destination else 1
         self.alive = alive.reshape(2, self.leaves, self.spines) if self.links else None
         self.whole = bool(alive.all())
+        cells = self.leaves**2 * self.spines
+        if cells > _MOST_CELLS and (self.by_destination or not self.whole):
+            raise InputError(
+                f"fabric: {self.leaves:,} leaves and {self.spines:,} spines are too many for routing by destination or "
+                "missing uplinks, which are followed leaf by leaf: use routing 'even', fewer spines or larger leaves"
+            )
 
     @cached_property
     def _open(self) -> NDArray[np.bool_]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import re
 from collections import Counter
 from typing import Any
@@ -13,7 +14,7 @@ from foreshard.topologies.cluster import Cluster
 from foreshard.topologies.machine import LEAF, SWITCH, Gpu, Link
 from foreshard.topologies.units import format_bytes
 
-__all__ = ["describe", "describe_text"]
+__all__ = ["describe", "describe_html", "describe_text"]
 
 _MOST_NAMED = 12
 
@@ -157,6 +158,15 @@ def describe_text(cluster: Cluster) -> str:
         _listed("Sources", [f"{name}: {source}" for name, source in data["sources"].items()], most=None),
     ]
     return "\n\n".join(part for part in parts if part)
+
+
+def describe_html(cluster: Cluster) -> str:
+    """Return the head, the table of links and the bandwidths as HTML, for notebooks."""
+    data = describe(cluster)
+    table = tabulate(_link_table(data["link_kinds"]), headers="firstrow", tablefmt="html", disable_numparse=True)
+    lines = [*_head(data).splitlines(), *_bandwidth_text(data).splitlines()]
+    text = "".join(f"<div>{html.escape(line)}</div>" for line in lines)
+    return f'<div style="font-size: 90%">{text}{table}</div>'
 
 
 _ALIGN = ("left", "left", "right", "right", "right", "right")

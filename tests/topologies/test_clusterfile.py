@@ -195,10 +195,13 @@ def test_an_explicit_link_that_contradicts_itself_is_named() -> None:
     assert "gpu9->knot: 'knot' is not a device" in found
 
 
-def test_groups_state_their_own_number_of_nodes() -> None:
-    """--nodes cannot say which of two kinds of node is meant."""
-    with pytest.raises(InputError, match="each group states its own"):
-        parse_cluster('schema = 1\nname = "t"\n[[groups]]\npreset = "pcie-4x"\nnodes = 1\n', where="t", nodes=4)
+def test_a_number_of_nodes_from_outside_needs_a_single_kind_of_node() -> None:
+    """One group takes it; with two kinds of node nobody could say which is meant."""
+    head = 'schema = 1\nname = "t"\n[fabric]\nkind = "single_switch"\n'
+    group = '[[groups]]\npreset = "pcie-4x"\nnodes = 1\n'
+    assert parse_cluster(head + group, where="t", nodes=4).groups[0].nodes == 4
+    with pytest.raises(InputError, match=r"several, so a number of nodes \(4\) cannot be set"):
+        parse_cluster(head + 2 * group, where="t", nodes=4)
 
 
 def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
