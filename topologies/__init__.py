@@ -1,1 +1,1 @@
-"""Machines: what GPUs, links, nodes and fabrics there are, where their figures come from, and how bytes flow on them."""
+"""Machines: which GPUs, links, nodes and fabrics there are, where their figures are from, how bytes flow on them."""
