@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from functools import lru_cache, partial
+from functools import cached_property, lru_cache, partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -69,18 +70,14 @@ class Distribution:
     def row_ranges(self, bounds: IntArray) -> RowParts:
         """Return the parts that cumulative row bounds [parts + 1] cut the table into."""
         edges = np.asarray(bounds, dtype=np.int64)
-        if self.access.order == "by_frequency" or len(edges) == 2:
-            return _PopularityRanges(self, edges)
-        rows = self._head_rows()
-        part = np.searchsorted(edges, rows, side="right") - 1
-        held = np.bincount(part, minlength=len(edges) - 1)
-        free = np.diff(edges) - held
-        return _ScatteredParts(self, part, free / max(1, self.law.tail_rows))
+        if len(edges) == 2:
+            return _whole_table(self.law, self.access)
+        key = 0 if self.access.order == "by_frequency" else self.key
+        return _range_parts(self.law, self.access, key, edges.tobytes())
 
     def hash_parts(self, parts: int) -> RowParts:
         """Return the parts that `hash_part` puts the rows in; which tail rows a part has counts as chance."""
-        part = hash_part(self._head_rows(), parts)
-        return _ScatteredParts(self, part, np.full(parts, 1.0 / parts))
+        return _hash_parts(self.law, self.access, self.key, parts)
 
     def share_deviation(self, parts: int, *, hashed: bool) -> float:
         """Return the standard deviation of the true share of one of `parts` equal parts around the expected one.
@@ -104,47 +101,110 @@ class Distribution:
         return _repeat_recent(ids, self.access.locality, rng) if self.access.locality else ids
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _PopularityRanges:
-    """Row ranges of a table whose rows are in order of popularity, or the whole table: integrated range by range."""
+class RowParts:
+    """A table cut into parts; what was asked of it once is remembered, for what-ifs ask the same again and again."""
 
-    distribution: Distribution
-    bounds: IntArray
+    def __init__(self, distribution: Distribution) -> None:
+        self._distribution = distribution
+        self._distinct: dict[tuple[float, int], FloatArray] = {}
 
     def mass(self) -> FloatArray:
-        return _whole(np.diff(self.distribution.law.mass_before(self.bounds)))
+        """Return the share of ids of each part, [parts]; they sum to one to the last digit."""
+        return self._shares
+
+    @cached_property
+    def _shares(self) -> FloatArray:
+        shares = self._mass()
+        return _read_only(shares / shares.sum())
 
     def distinct(self, draws: float, streams: int = 1) -> FloatArray:
-        return self.distribution.law.range_totals(partial(self.distribution._distinct, draws, streams), self.bounds)
+        """Return each part's expected distinct rows among `draws` ids in each of `streams` batches, [parts]."""
+        found = self._distinct.get((draws, streams))
+        if found is None:
+            found = self._distinct[draws, streams] = _read_only(self._total(self._hit(draws, streams)))
+        return found
+
+    def _hit(self, draws: float, streams: int) -> Callable[[FloatArray], FloatArray]:
+        return partial(self._distribution._distinct, draws, streams)
+
+    def _mass(self) -> FloatArray:
+        raise NotImplementedError
+
+    def _total(self, value: Callable[[FloatArray], FloatArray]) -> FloatArray:
+        """Sum of `value` of the rows' probabilities, part by part, [parts]."""
+        raise NotImplementedError
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _ScatteredParts:
+class _WholeTable(RowParts):
+    """One part that holds every row."""
+
+    def _mass(self) -> FloatArray:
+        return np.ones(1)
+
+    def _total(self, value: Callable[[FloatArray], FloatArray]) -> FloatArray:
+        law = self._distribution.law
+        return np.array([float(value(law.head).sum()) + law.tail_total(value)])
+
+
+class _PopularityRanges(RowParts):
+    """Row ranges of a table whose rows are in order of popularity: integrated range by range."""
+
+    def __init__(self, distribution: Distribution, bounds: IntArray) -> None:
+        super().__init__(distribution)
+        self._bounds = bounds
+
+    def _mass(self) -> FloatArray:
+        return np.diff(self._distribution.law.mass_before(self._bounds))
+
+    def _total(self, value: Callable[[FloatArray], FloatArray]) -> FloatArray:
+        return self._distribution.law.range_totals(value, self._bounds)
+
+
+class _ScatteredParts(RowParts):
     """Parts of a scattered table: head rows one by one at their own `part`, the tail spread by `tail_share` [parts]."""
 
-    distribution: Distribution
-    part: IntArray
-    tail_share: FloatArray
+    def __init__(self, distribution: Distribution, part: IntArray, tail_share: FloatArray) -> None:
+        super().__init__(distribution)
+        self._part = part
+        self._tail_share = tail_share
 
-    def mass(self) -> FloatArray:
-        law = self.distribution.law
-        return _whole(self._spread(law.head, law.tail_mass))
+    def _mass(self) -> FloatArray:
+        law = self._distribution.law
+        return self._spread(law.head, law.tail_mass)
 
-    def distinct(self, draws: float, streams: int = 1) -> FloatArray:
-        value = partial(self.distribution._distinct, draws, streams)
-        law = self.distribution.law
+    def _total(self, value: Callable[[FloatArray], FloatArray]) -> FloatArray:
+        law = self._distribution.law
         return self._spread(value(law.head), law.tail_total(value))
 
     def _spread(self, head: FloatArray, tail: float) -> FloatArray:
-        return np.bincount(self.part, weights=head, minlength=len(self.tail_share)) + tail * self.tail_share
+        return np.bincount(self._part, weights=head, minlength=len(self._tail_share)) + tail * self._tail_share
 
 
-def _whole(shares: FloatArray) -> FloatArray:
-    """Shares that sum to one to the last digit, so that a part holding everything gets every id."""
-    return np.asarray(shares / shares.sum())
+def _read_only(values: FloatArray) -> FloatArray:
+    values.setflags(write=False)
+    return values
 
 
-RowParts = _PopularityRanges | _ScatteredParts
+# A scattered table's parts depend on its name, whose key says where popular rows sit; a whole table's do not.
+@lru_cache(maxsize=8192)
+def _whole_table(law: Law, access: Access) -> RowParts:
+    return _WholeTable(Distribution(law, access, 0))
+
+
+@lru_cache(maxsize=8192)
+def _range_parts(law: Law, access: Access, key: int, bounds: bytes) -> RowParts:
+    this, edges = Distribution(law, access, key), np.frombuffer(bounds, dtype=np.int64)
+    if access.order == "by_frequency":
+        return _PopularityRanges(this, edges)
+    part = np.searchsorted(edges, this._head_rows(), side="right") - 1
+    free = np.diff(edges) - np.bincount(part, minlength=len(edges) - 1)
+    return _ScatteredParts(this, part, free / max(1, law.tail_rows))
+
+
+@lru_cache(maxsize=8192)
+def _hash_parts(law: Law, access: Access, key: int, parts: int) -> RowParts:
+    this = Distribution(law, access, key)
+    return _ScatteredParts(this, hash_part(this._head_rows(), parts), np.full(parts, 1.0 / parts))
 
 
 def _repeat_recent(ids: IntArray, locality: float, rng: np.random.Generator) -> IntArray:

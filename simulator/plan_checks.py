@@ -31,13 +31,14 @@ def _check_names(plan: Plan, tables: tuple[Table, ...]) -> Iterator[str]:
     if not tables:
         yield "there are no tables to shard: give the workload at least one"
     known = [table.name for table in tables]
+    names = set(known)
     for name, count in Counter(known).items():
         if count > 1:
             yield f"{count} tables are named '{name}': a plan needs every name once"
     for name, count in Counter(name for name, _ in plan.tables).items():
         if count > 1:
             yield f"the plan shards table '{name}' {count} times: keep one"
-        if name not in set(known):
+        if name not in names:
             yield f"the plan shards table '{name}', which the workload does not have{_did_you_mean(name, known)}"
 
 

@@ -104,7 +104,8 @@ class Law:
         """Return the sum over all tail rows of `value` of their probability."""
         if not self.tail_rows:
             return 0.0
-        return float(self._tail_totals(value, np.array([0, self.tail_rows]))[0])
+        probability, weights = _tail_nodes(self)
+        return float(weights @ value(probability))
 
     def range_totals(self, value: Callable[[FloatArray], FloatArray], bounds: IntArray) -> FloatArray:
         """Return, range by range of popularity ranks, the sum of `value` of the rows' probabilities, [bounds - 1]."""
@@ -114,17 +115,23 @@ class Law:
         return totals + self._tail_totals(value, tail) if self.tail_rows else totals
 
     def _tail_totals(self, value: Callable[[FloatArray], FloatArray], bounds: IntArray) -> FloatArray:
-        """Gauss-Legendre in log (i + shift) over pieces short enough for the steepest law, range by range."""
-        low = self.first_tail - 0.5
-        logs = np.log(low + bounds)
-        piece = 1.0 / max(1.0, self.zipf / 2)
-        grid = np.arange(logs[0], logs[-1], piece)
-        edges = np.union1d(grid, logs)
+        """Sum of `value` over ranges of the tail's rows, whose `bounds` need not begin with its first row."""
+        logs = np.log(self.first_tail - 0.5 + bounds)
+        edges = np.union1d(np.arange(logs[0], logs[-1], self._piece), logs)
+        probability, weights = self._nodes(edges)
+        sums = np.concatenate(([0.0], np.cumsum((weights * value(probability)).sum(axis=1))))
+        return np.diff(sums[np.searchsorted(edges, logs)])
+
+    @property
+    def _piece(self) -> float:
+        """Length in log (i + shift) of a piece that eight nodes integrate, short enough for the steepest law."""
+        return 1.0 / max(1.0, self.zipf / 2)
+
+    def _nodes(self, edges: FloatArray) -> tuple[FloatArray, FloatArray]:
+        """Gauss-Legendre in log (i + shift) over the pieces between `edges`: probabilities and weights, [pieces, 8]."""
         half = np.diff(edges)[:, None] / 2
         points = np.exp(edges[:-1, None] + half * (1 + _NODES))
-        weights = half * _WEIGHTS * points
-        sums = np.concatenate(([0.0], np.cumsum((weights * value(self.scale * points**-self.zipf)).sum(axis=1))))
-        return np.diff(sums[np.searchsorted(edges, logs)])
+        return self.scale * points**-self.zipf, half * _WEIGHTS * points
 
     def sample(self, rng: np.random.Generator, count: int) -> IntArray:
         """Return `count` popularity ranks drawn by inverting the cumulative distribution, [count]."""
@@ -180,3 +187,13 @@ def law_of(num_embeddings: int, access: Access) -> Law:
     head, scale = _rest_law(max(0.0, 1.0 - float(heavy.sum())), heavy, rows, access)
     tail_start = len(head) - len(heavy) + 1 + access.shift
     return Law(num_embeddings, float(access.zipf), head, tail_start, scale)
+
+
+@lru_cache(maxsize=8192)
+def _tail_nodes(law: Law) -> tuple[FloatArray, FloatArray]:
+    """Nodes of the whole tail: probabilities and weights, [nodes]."""
+    low = law.first_tail - 0.5
+    ends = np.log((low, low + law.tail_rows))
+    pieces = int((ends[1] - ends[0]) / law._piece) + 1
+    probability, weights = law._nodes(np.linspace(ends[0], ends[1], pieces + 1))
+    return probability.ravel(), weights.ravel()
