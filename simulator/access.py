@@ -49,7 +49,13 @@ class Distribution:
         """Return the row of each popularity rank (0 is the hottest), as `access.order` says."""
         if self.access.order == "by_frequency":
             return np.asarray(ranks, dtype=np.int64)
-        return scatter_rows(ranks, self.num_embeddings, self.key)
+        if not self.law.head_rows:
+            return scatter_rows(ranks, self.num_embeddings, self.key)
+        head = self._head_rows()
+        rows = head.take(np.minimum(ranks, len(head) - 1))
+        behind = np.flatnonzero(ranks >= len(head))
+        rows[behind] = scatter_rows(ranks[behind], self.num_embeddings, self.key)
+        return rows
 
     def _distinct(self, draws: float, streams: int, probability: FloatArray) -> FloatArray:
         return distinct(probability, draws, self.access.locality, streams)

@@ -13,6 +13,7 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from foreshard.simulator.alias import AliasTable, alias_table
 from foreshard.simulator.workload import Access
 from foreshard.topologies.errors import InputError
 
@@ -134,21 +135,19 @@ class Law:
         return self.scale * points**-self.zipf, half * _WEIGHTS * points
 
     def sample(self, rng: np.random.Generator, count: int) -> IntArray:
-        """Return `count` popularity ranks drawn by inverting the cumulative distribution, [count]."""
-        uniform = rng.random(count)
-        cumulative = np.cumsum(self.head)
-        ranks = np.searchsorted(cumulative, uniform, side="right")
-        if not self.tail_rows:
-            return np.minimum(ranks, self.head_rows - 1)
-        behind = np.flatnonzero(ranks >= self.head_rows)
-        if behind.size:
-            start = cumulative[-1] if self.head_rows else 0.0
-            share = (uniform[behind] - start) / (1.0 - start)
-            ranks[behind] = self.head_rows + self._tail_rank(share)
+        """Return `count` popularity ranks, [count]: head by an alias table, tail by inverting its integral."""
+        if not self.head_rows:
+            return self._tail_rank(rng.random(count))
+        ranks = _alias_of(self).draw(rng, count)
+        if self.tail_rows:
+            behind = np.flatnonzero(ranks == self.head_rows)  # the last outcome stands for the whole tail
+            ranks[behind] += self._tail_rank(rng.random(len(behind)))
         return ranks
 
     def _tail_rank(self, share: FloatArray) -> IntArray:
         """Row of the tail at which the tail's cumulative share reaches `share`: the integral inverted."""
+        if not self.zipf:
+            return np.asarray(share * self.tail_rows, dtype=np.int64)
         low, high = self.first_tail - 0.5, self.first_tail + self.tail_rows - 0.5
         target = share * _integral(low, high, self.zipf)
         power = (1 - self.zipf) * target * low ** (self.zipf - 1)
@@ -157,6 +156,11 @@ class Law:
         log_ratio = target * low ** (self.zipf - 1) if abs(slope) < 1e-9 else np.log1p(np.maximum(power, -1.0)) / slope
         rows = np.floor(low * np.exp(log_ratio) - low)
         return np.asarray(np.clip(rows, 0, self.tail_rows - 1), dtype=np.int64)
+
+
+@lru_cache(maxsize=4096)
+def _alias_of(law: Law) -> AliasTable:
+    return alias_table(np.append(law.head, law.tail_mass) if law.tail_rows else law.head)
 
 
 def _rest_law(rest: float, heavy: FloatArray, rows: int, access: Access) -> tuple[FloatArray, float]:
