@@ -1,4 +1,20 @@
-"""Reading cluster files: a preset with changes, a short description or the explicit form become a ClusterSpec."""
+"""Reading cluster files: a preset with changes, a short description or the explicit form become a ClusterSpec.
+
+    schema = 1
+    name = "ours"
+    preset = "p5.48xlarge"           # or gpu = ... with [node], or [[groups]] for nodes of several kinds
+    nodes = 4
+    [node]
+    nic = "ndr-400g"                 # any key of the preset's file can be replaced, by a part or a table in place
+    [fabric]
+    kind = "leaf_spine"              # or "rail", "single_switch"
+    nodes_per_leaf = 2
+    oversubscription = 2.0
+    [degrade]
+    "node0/nic3<->leaf*" = 0.5       # 0: missing
+
+The explicit form (see `explicit`) lists every link in [[kinds]]; `foreshard import-topology` writes it.
+"""
 
 from __future__ import annotations
 

@@ -137,8 +137,8 @@ def _degraded(cluster: Cluster) -> list[dict[str, Any]]:
 
 def _sources(cluster: Cluster) -> dict[str, str]:
     sources = {gpu.name: gpu.source for gpu in cluster.gpus}
-    for group in cluster.spec.groups:
-        sources[f"node {group.node.name}"] = group.node.source
+    for index, group in enumerate(cluster.spec.groups):
+        sources["nodes" if len(cluster.spec.groups) == 1 else f"nodes of group {index}"] = group.node.source
         for link in group.node.links:
             sources.setdefault(f"{link.kind} {_gb(link.bandwidth)} GB/s", link.source)
     sources["fabric"] = cluster.spec.fabric.source
