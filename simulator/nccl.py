@@ -21,7 +21,6 @@ __all__ = [
     "Latency",
     "Protocol",
     "Shape",
-    "aws_segments",
     "choices",
     "latency",
     "rate_limit",
@@ -140,11 +139,11 @@ def rate_limit(kind: CollectiveKind, choice: Choice, shape: Shape, nbytes: float
 
 
 def _busy_limit(algorithm: Algorithm, protocol: Protocol, shape: Shape) -> float:
-    by_port = inf
+    share = 1.0
     if algorithm == "tree":
-        share = tables()["tree_port_share"]["one_node" if shape.nodes == 1 else "more_nodes"]
-        by_port = shape.port * float(share[PROTOCOLS.index(protocol)])
-    return min(by_port, _channel_limit(algorithm, protocol, shape))
+        shares = tables()["tree_port_share"]["one_node" if shape.nodes == 1 else "more_nodes"]
+        share = float(shares[PROTOCOLS.index(protocol)])
+    return min(shape.port * share, _channel_limit(algorithm, protocol, shape))
 
 
 def _channel_limit(algorithm: Algorithm, protocol: Protocol, shape: Shape) -> float:
@@ -164,13 +163,3 @@ def tree_correction(protocol: Protocol, nbytes: float) -> float:
     """Share of its bandwidth that a tree reaches at a size, interpolated in log2 of the size (treeCorrectionFactor)."""
     values = tables()["tree_correction"][protocol]
     return float(np.interp(log2(max(nbytes, 1.0) / 64), np.arange(len(values)), values))
-
-
-def aws_segments(ranks: int) -> list[tuple[Choice, float]]:
-    """Return what AWS's plugin runs as all_reduce on `ranks` ranks: (choice, up to which size in bytes), ascending."""
-    segments: list[tuple[Choice, float]] = []
-    for entry in tables()["aws_ofi_tuner"]["choices"]:
-        up_to = 2 ** float(np.interp(log2(ranks), np.log2(entry["ranks"]), np.log2(entry["up_to"])))
-        if up_to > max((size for _, size in segments), default=1.0):
-            segments.append(((entry["algorithm"], entry["protocol"]), up_to))
-    return [*segments, (("ring", "Simple"), inf)]

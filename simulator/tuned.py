@@ -10,7 +10,7 @@ from foreshard.simulator.loads import Loads
 from foreshard.simulator.lowering import Draft, Phase
 from foreshard.simulator.machine_constants import machine_constant
 from foreshard.simulator.members import Members
-from foreshard.simulator.nccl import Choice, aws_segments, choices, latency, rate_limit, ring_share, tables, wire_factor
+from foreshard.simulator.nccl import Choice, choices, latency, rate_limit, ring_share, tables, wire_factor
 from foreshard.simulator.program import CollectiveKind
 from foreshard.simulator.symmetry import Seat
 
@@ -40,31 +40,10 @@ def tuned(seat: Seat, kind: CollectiveKind, nbytes: float) -> Draft:
 def _draft(members: Members, kind: CollectiveKind, nbytes: float) -> Draft:
     if members.size == 1 or nbytes <= 0:
         return Draft("none", (), 0.0, None)
-    run = _chosen(members, kind, nbytes)
+    runs = [_run(members, kind, choice, nbytes) for choice in choices(kind, members.shape)]
+    run = min(runs, key=lambda run: run.total_s)
     necessary = _necessary(members, kind).times(nbytes)
     return Draft(" ".join(run.choice), (run.phase,), necessary.nominal_s, necessary.busiest)
-
-
-def _chosen(members: Members, kind: CollectiveKind, nbytes: float) -> _Run:
-    shape = members.shape
-    by_aws = members.cluster.constants.get("aws_ofi_tuner")
-    if by_aws and kind == "all_reduce" and shape.nodes > 2 and shape.ranks == 8 * shape.nodes:
-        return _chosen_by_aws(members, nbytes)
-    runs = [_run(members, kind, choice, nbytes) for choice in choices(kind, shape)]
-    return min(runs, key=lambda run: run.total_s)
-
-
-def _chosen_by_aws(members: Members, nbytes: float) -> _Run:
-    """The plugin's choice, not faster than what it chose for fewer bytes took at its largest size."""
-    floor = 0.0
-    for choice, up_to in aws_segments(members.size):
-        if nbytes <= up_to:
-            run = _run(members, "all_reduce", choice, nbytes)
-            phase = run.phase
-            longer = Phase(phase.latency_s, phase.links, phase.nbytes, max(phase.floor_s, floor - phase.latency_s))
-            return _Run(choice, longer, max(run.total_s, floor))
-        floor = max(floor, _run(members, "all_reduce", choice, up_to).total_s)
-    raise AssertionError("the last segment has no end")
 
 
 def _run(members: Members, kind: CollectiveKind, choice: Choice, nbytes: float) -> _Run:
