@@ -1,0 +1,165 @@
+"""`foreshard collective`: rows as nccl-tests prints them, and a measured log beside them."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from click.testing import CliRunner
+
+from foreshard.calibration.commands import collective, parse_sizes
+from foreshard.calibration.log_comparison import compare_log
+from foreshard.calibration.nccl_tests import parse_nccl_log
+from foreshard.simulator.single import run_one
+from foreshard.topologies.errors import InputError
+from foreshard.topologies.presets import load_preset
+
+
+def run(*args):
+    result = CliRunner().invoke(collective, args)
+    if result.exception is not None:
+        raise result.exception
+    return result.stdout
+
+
+def log_of(kind, cluster, sizes, slower=1.0, ranks=None):
+    """A log as nccl-tests would print it of our own predictions, `slower` times as long."""
+    tool = "alltoall" if kind == "all_to_all" else kind
+    lines = [f"# Collective test starting: {tool}_perf"]
+    for nbytes in sizes:
+        result = run_one(cluster, kind, nbytes)
+        time = result.time_s * slower
+        ratio = result.busbw_bytes_per_s / result.algbw_bytes_per_s
+        algbw = nbytes / time / 1e9
+        lines.append(f"{nbytes:.0f} {nbytes / 4:.0f} float sum -1 {time * 1e6:.1f} {algbw:.2f} {algbw * ratio:.2f} 0")
+    return "\n".join(lines) + "\n"
+
+
+def test_json_rows_are_in_bytes_and_seconds():
+    rows = json.loads(
+        run("--cluster", "p5.48xlarge", "--nodes", "4", "--kind", "all_to_all", "--bytes", "32MiB,1GiB", "--json")
+    )
+    assert [row["bytes"] for row in rows] == [32 * 2**20, 2**30]
+    for row in rows:
+        assert {"bytes", "time_s", "bound_s", "algbw_bytes_per_s", "busbw_bytes_per_s"} <= set(row)
+        assert row["algbw_bytes_per_s"] == pytest.approx(row["bytes"] / row["time_s"])
+        assert row["busbw_bytes_per_s"] == pytest.approx(row["algbw_bytes_per_s"] * 31 / 32)
+        assert row["time_s"] >= row["bound_s"] > 0
+        assert row["nic_bytes"] == pytest.approx(row["bytes"] * 24 / 32)
+
+
+@pytest.mark.parametrize(
+    ("kind", "factor"),
+    [
+        ("all_reduce", 2 * 15 / 16),
+        ("all_gather", 15 / 16),
+        ("reduce_scatter", 15 / 16),
+        ("all_to_all", 15 / 16),
+        ("broadcast", 1),
+    ],
+)
+def test_busbw_has_the_factor_of_nccl_tests(kind, factor):
+    (row,) = json.loads(run("--cluster", "p5.48xlarge", "--nodes", "2", "--kind", kind, "--bytes", "64MiB", "--json"))
+    assert row["busbw_bytes_per_s"] / row["algbw_bytes_per_s"] == pytest.approx(factor)
+
+
+def test_the_table_names_machine_ranks_bound_and_algorithm():
+    text = run("--cluster", "dgx-a100", "--nodes", "2", "--kind", "all_reduce", "--bytes", "1GiB")
+    for expected in ("2 x dgx-a100", "16 ranks", "busbw (GB/s)", "time/bound", "ring", "nic"):
+        assert expected in text
+
+
+def test_two_steps_can_be_asked_for():
+    args = ("--cluster", "p5.48xlarge", "--nodes", "2", "--kind", "all_to_all", "--bytes", "1MiB", "--json")
+    (plain,), (two,) = json.loads(run(*args)), json.loads(run(*args, "--all-to-all", "hierarchical"))
+    assert (plain["algorithm"], two["algorithm"]) == ("pairwise", "hierarchical")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("32M", "write 32MiB for 32 x 2\\^20, which is nccl-tests' 32M, or 32MB"),
+        ("1048576", "has no unit: write 1048576B"),
+        ("1Gb", "ambiguous"),
+        ("lots", "not a number with a unit"),
+        ("", "not a number with a unit"),
+        ("-1MiB", "not negative"),
+    ],
+)
+def test_sizes_without_a_clear_unit_are_refused(text, message):
+    with pytest.raises(InputError, match=message):
+        parse_sizes(text)
+
+
+def test_all_bad_sizes_are_told_at_once():
+    with pytest.raises(InputError) as caught:
+        parse_sizes("32M,1GiB,12")
+    assert len(caught.value.problems) == 2
+
+
+def test_neither_sizes_nor_log_is_refused():
+    with pytest.raises(InputError, match="--bytes"):
+        run("--cluster", "p5.48xlarge", "--kind", "all_reduce")
+
+
+def test_a_log_is_compared_row_by_row(tmp_path):
+    cluster = load_preset("p5.48xlarge", nodes=2)
+    file = tmp_path / "nccl.log"
+    file.write_text(log_of("all_to_all", cluster, [2.0**25, 2.0**28, 2.0**30], slower=1.1))
+    args = ("--cluster", "p5.48xlarge", "--nodes", "2", "--kind", "all_to_all", "--compare", str(file))
+    text = run(*args)
+    assert "median error 9.1%, worst 9.1% over 3 rows" in text
+    rows = json.loads(run(*args, "--json"))
+    assert [round(row["error"], 3) for row in rows] == [-0.091] * 3
+
+
+def test_a_log_of_other_ranks_or_another_kind_is_refused():
+    cluster = load_preset("p5.48xlarge", nodes=2)
+    log = parse_nccl_log(log_of("all_to_all", cluster, [2.0**28, 2.0**30]))
+    with pytest.raises(InputError, match="of all_to_all, not of all_gather"):
+        compare_log(log, cluster, "all_gather")
+    with pytest.raises(InputError, match=r"16 ranks.*give --nodes 2"):
+        compare_log(log, load_preset("p5.48xlarge", nodes=4), "all_to_all")
+
+
+def test_a_bandwidth_above_the_wire_is_refused():
+    cluster = load_preset("dgx-h100", nodes=2)
+    log = parse_nccl_log(log_of("all_to_all", cluster, [2.0**32], slower=0.5))
+    with pytest.raises(InputError, match=r"line 2: 4\.0 GiB .* is faster than .*nic.* do not calibrate with it"):
+        compare_log(log, cluster, "all_to_all")
+
+
+def test_a_busbw_above_the_line_is_accepted_where_switches_reduce():
+    # 8 H100 print 480 GB/s of busbw on 450 GB/s links (NVIDIA/nccl-tests#212): NVLS sends the buffer once.
+    row = "8589934592 2147483648 float sum -1 31289 274.53 480.43 0 31294 274.49 480.36 0\n"
+    log = parse_nccl_log("# Collective test starting: all_reduce_perf\n" + row)
+    compared = compare_log(log, load_preset("dgx-h100", nodes=1), "all_reduce")
+    assert compared.worst_error < 0.1
+
+
+def test_a_tree_on_two_nodes_is_not_taken_for_the_rate_of_the_nics():
+    # NVIDIA/nccl-tests#196: busbw of two nodes exceeds the NIC: a tree sends the buffer once, not 2 (n-1)/n times.
+    row = "8589934592 2147483648 float sum -1 33605 255.62 479.28 0 33628 255.44 478.95 0\n"
+    log = parse_nccl_log(row)
+    compared = compare_log(log, load_preset("p5.48xlarge", nodes=2), "all_reduce")
+    assert any("tree" in note and "NCCL_ALGO=RING" in note for note in compared.notes)
+    assert compared.rows[0].nic_bytes_per_s == pytest.approx(255.62e9 / 8, rel=1e-3)
+
+
+def test_rows_of_several_node_counts_are_told_apart():
+    # NVIDIA/nccl#527: 1, 2, 3 and 4 p4d in one table, the number of nodes in front.
+    text = """\
+   p4dn        size         count      type   redop     time   algbw   busbw  error     time   algbw   busbw  error
+   1   1073741824     268435456     float     sum   8142.6  131.87  230.77  2e-07   8141.2  131.89  230.81  2e-07
+   2   1073741824     268435456     float     sum    35215   30.49   57.17  4e-07    35198   30.51   57.20  4e-07
+   4   1073741824     268435456     float     sum    70253   15.28   29.61  1e-06    70207   15.29   29.63  1e-06
+"""
+    log = parse_nccl_log(text)
+    for nodes, time_us in ((1, 8142.6), (2, 35215), (4, 70253)):
+        compared = compare_log(log, load_preset("p4d.24xlarge", nodes=nodes), "all_reduce")
+        assert [row.measured.time_s for row in compared.rows] == [pytest.approx(time_us * 1e-6)]
+
+
+def test_the_first_message_on_a_wrong_machine_names_the_right_ones():
+    with pytest.raises(InputError, match="neither a machine nor a file"):
+        run("--cluster", "p5.48xlrge", "--kind", "all_reduce", "--bytes", "1MiB")
