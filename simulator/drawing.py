@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from foreshard.simulator.program import Stage
 from foreshard.topologies.errors import InputError, MissingDependencyError
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "GLYPH", "IDLE", "INK", "MARKERS", "SERIES", "STAGE_COLOURS", "bar_lanes", "check_plot", "draw_legend",
-    "house_axes", "house_style", "ink_on", "points_per_unit", "save_plot", "words",
+    "house_axes", "house_style", "ink_on", "lay_out", "points_per_unit", "save_plot", "words",
 ]  # fmt: skip
 
 STAGE_COLOURS: dict[Stage, str] = {
@@ -111,8 +111,15 @@ def ink_on(colour: str) -> str:
 
 def points_per_unit(axes: Axes) -> float:
     """Points that one unit of the horizontal axis takes on paper."""
-    axes.figure.draw_without_rendering()
-    return float(axes.transData.get_matrix()[0, 0]) * 72 / axes.figure.dpi
+    figure = lay_out(axes)
+    return float(axes.transData.get_matrix()[0, 0]) * 72 / figure.dpi
+
+
+def lay_out(axes: Axes) -> Figure:
+    """Give the axes their final place and scale, and return their figure."""
+    figure = cast("Figure", axes.figure)
+    figure.draw_without_rendering()
+    return figure
 
 
 def words(key: str) -> str:

@@ -42,7 +42,9 @@ class LinkLoads:
         self._cluster = cluster
         self._ops: list[tuple[int, int]] = []  # (operation, group) of each transfer
         self._times: list[tuple[float, float]] = []
-        links, sizes, owner = [], [], []
+        links: list[IntArray] = []
+        sizes: list[FloatArray] = []
+        owner: list[IntArray] = []
         for found, nbytes in self._collect(trace, program):
             owner.append(np.full(len(found), len(links), dtype=np.int64))
             links.append(found)
@@ -72,7 +74,7 @@ class LinkLoads:
     @cached_property
     def nbytes(self) -> FloatArray:
         """Bytes each link carries in the step, [links]."""
-        return np.bincount(self._link, weights=self._nbytes, minlength=self._link_count)
+        return _summed(self._link, self._nbytes, self._link_count)
 
     def transfers(self, link: int) -> tuple[Transfer, ...]:
         """The transfers over one link in order of their start."""
@@ -115,4 +117,9 @@ def _loads(lowered: Lowered) -> tuple[IntArray, FloatArray]:
     links = np.concatenate([np.zeros(0, dtype=np.int64), *(phase.links for phase in lowered.phases)])
     nbytes = np.concatenate([np.zeros(0), *(phase.nbytes for phase in lowered.phases)])
     unique, inverse = np.unique(links, return_inverse=True)
-    return unique, np.bincount(inverse, weights=nbytes, minlength=len(unique))
+    return unique, _summed(inverse, nbytes, len(unique))
+
+
+def _summed(index: IntArray, nbytes: FloatArray, length: int) -> FloatArray:
+    """Bytes by index, [length]."""
+    return np.asarray(np.bincount(index, weights=nbytes, minlength=length), dtype=np.float64)

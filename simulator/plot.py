@@ -212,7 +212,7 @@ def _label_bars(axes: Axes, bars: Sequence[_Bar]) -> None:
         room = (bar.end - bar.start - bar.wait) * scale - 2
         for text, size in ((bar.label, 7.0), ("_\n".join(bar.label.rsplit("_", 1)), 6.0)):
             if max(map(len, text.split("\n"))) * size * GLYPH < room:
-                style = {"fontsize": size, "color": ink_on(bar.colour), "linespacing": 0.9}
+                style: dict[str, Any] = {"fontsize": size, "color": ink_on(bar.colour), "linespacing": 0.9}
                 axes.text((bar.start + bar.wait + bar.end) / 2, bar.y, text, ha="center", va="center", **style)
                 break
 

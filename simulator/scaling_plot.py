@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from foreshard.simulator.drawing import INK, MARKERS, SERIES, bar_lanes, house_axes, words
+from foreshard.simulator.drawing import INK, MARKERS, SERIES, bar_lanes, house_axes, lay_out, words
 from foreshard.topologies.errors import InputError
 from foreshard.topologies.units import format_ms
 
@@ -21,6 +21,7 @@ Row = Mapping[str, Any]
 
 def plot_comparison(rows: Sequence[Row], ax: Axes | None = None) -> Axes:
     """Axes that suit the rows of `compare`: scaling where the nodes vary, else step times side by side."""
+    rows = [row for row in rows if "problem" not in row]
     if len({row.get("cluster.nodes") for row in rows}) > 1:
         return plot_scaling(rows, ax=ax)
     with house_axes(ax, 8.0, 1.0 + 0.3 * len(rows)) as axes:
@@ -41,9 +42,11 @@ def plot_comparison(rows: Sequence[Row], ax: Axes | None = None) -> Axes:
 def plot_scaling(rows: Sequence[Row], x: str = "cluster.nodes", ax: Axes | None = None) -> Axes:
     """Axes with the speed-up over the first row against `x`, one line for each combination of the other varied keys.
 
-    `rows` are those of `compare`; their keys with a dot are the varied ones. Both axes are logarithmic to base 2, so
-    ideal scaling is the dashed straight line. Hollow marks do not fit in memory. Raises InputError without `x`.
+    `rows` are those of `compare`; their keys with a dot are the varied ones, and those that could not be predicted are
+    left out. Both axes are logarithmic to base 2, so ideal scaling over nodes is the dashed straight line. Hollow marks
+    do not fit in memory. Raises InputError without `x`.
     """
+    rows = [row for row in rows if "problem" not in row]
     if not rows or any(x not in row for row in rows):
         raise InputError(f"a scaling plot needs rows that vary {x!r}: run compare with --vary {x}=1,2,4,8")
     series: dict[str, list[Row]] = {}
@@ -53,14 +56,17 @@ def plot_scaling(rows: Sequence[Row], x: str = "cluster.nodes", ax: Axes | None 
         ticks = sorted({float(row[x]) for row in rows})
         first = float(rows[0][x]), float(rows[0]["speedup"])
         ideal = [first[1] * tick / first[0] for tick in ticks]
-        axes.plot(ticks, ideal, color=INK, linewidth=1.0, linestyle=(0, (4, 3)), zorder=1)
-        ends = [(f"ideal: {ideal[-1]:.3g}x", INK, ideal[-1])]
+        ends = []
+        if x == "cluster.nodes":
+            axes.plot(ticks, ideal, color=INK, linewidth=1.0, linestyle=(0, (4, 3)), zorder=1)
+            ends.append((f"ideal: {ideal[-1]:.3g}x", INK, ideal[-1]))
         for number, (name, points) in enumerate(series.items()):
             colour, marker = SERIES[number % len(SERIES)], MARKERS[number % len(MARKERS)]
             last = _draw_series(axes, x, points, colour, marker)
             ends.append((f"{name}: {last:.3g}x".removeprefix(": "), colour, last))
         _log2_axis(axes.xaxis, ticks)
-        _log2_axis(axes.yaxis, [2.0**power for power in _powers(ideal + [float(row["speedup"]) for row in rows])])
+        shown = [float(row["speedup"]) for row in rows] + (ideal if x == "cluster.nodes" else [])
+        _log2_axis(axes.yaxis, [2.0**power for power in _powers(shown)])
         _label_ends(axes, ends)
         axes.set_xlabel(words(x))
         axes.set_ylabel("speed-up, samples/s over samples/s")
@@ -99,11 +105,10 @@ def _log2_axis(axis: Any, ticks: Sequence[float]) -> None:
 
 def _label_ends(axes: Axes, ends: Sequence[tuple[str, str, float]]) -> None:
     """Name every line at its right end, moved apart where names would touch."""
-    axes.figure.draw_without_rendering()
-    right = max(float(line.get_xdata()[-1]) for line in axes.lines)  # type: ignore[index]
-    scale = 72 / axes.figure.dpi
-    points = [axes.transData.transform((right, value))[1] * scale for _, _, value in ends]
-    for index, place in zip(np.argsort(points), _spread(np.sort(points), gap=11.0), strict=True):
+    scale = 72 / lay_out(axes).dpi
+    right = axes.dataLim.x1
+    points = [float(axes.transData.transform((right, value))[1]) * scale for _, _, value in ends]
+    for index, place in zip(np.argsort(points), _spread(sorted(points), gap=11.0), strict=True):
         name, colour, value = ends[index]
         axes.annotate(
             name, (right, value), xytext=(8, place - points[index]), textcoords="offset points", va="center",

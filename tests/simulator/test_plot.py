@@ -172,6 +172,18 @@ def test_what_does_not_fit_in_memory_is_marked_hollow():
     assert "hollow" in axes.get_title("left")
 
 
+def test_combinations_that_cannot_be_are_left_out():
+    impossible = {"cluster.nodes": 16, "layout.sharding_group_size": 8, "speedup": None, "problem": "no such thing"}
+    assert [list(line.get_xdata()) for line in plot_scaling([*rows(), impossible]).lines] == [[1, 2, 4, 8]] * 3
+
+
+def test_only_nodes_have_an_ideal():
+    """Twice the batch is not twice the machine."""
+    of_batch = [{"workload.batch_size": size, "speedup": 1.0 + size / 4096} for size in (1024, 2048, 4096)]
+    axes = plot_scaling(of_batch, x="workload.batch_size")
+    assert [list(line.get_ydata()) for line in axes.lines] == [[1.25, 1.5, 2.0]]
+
+
 def test_names_at_the_ends_of_lines_never_touch():
     close = [{"cluster.nodes": n, "plan.default": p, "speedup": n * f} for p, f in zip("abcd", (1, 0.99, 0.98, 0.97),
              strict=True) for n in (1, 2)]  # fmt: skip
