@@ -149,7 +149,7 @@ def check_ids(batch: JaggedBatch, tables: Iterable[Table], where: str = "id batc
 
 
 def _range_problems(ids: IntArray, feature: str, table: Table) -> Iterator[str]:
-    if len(ids) and (ids.min() < 0 or ids.max() >= table.num_embeddings):
+    if len(ids) and ids.view(np.uint64).max() >= table.num_embeddings:  # a negative id is a huge one without its sign
         outside = ids[(ids < 0) | (ids >= table.num_embeddings)]
         yield (
             f"feature {feature!r}: {len(outside)} ids lie outside table {table.name!r} (first: {outside[0]}), expected "

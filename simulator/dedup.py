@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -40,9 +41,18 @@ class Deduplicated:
 def distinct_ids(ids: IntArray, num_embeddings: int) -> IntArray:
     """The distinct ids in ascending order; rows of small tables are marked, ids of large ones sorted."""
     if num_embeddings > _MARK_FACTOR * len(ids):
-        ordered = np.sort(ids)  # np.unique hashes from NumPy 2.3 on, which is many times slower on these sizes
-        return np.asarray(ordered[np.diff(ordered, prepend=-1) != 0])
+        narrow = np.int32 if num_embeddings <= 1 << 31 else np.int64  # half as wide, sorted twice as fast
+        ordered = ids.astype(narrow)
+        ordered.sort()  # np.unique hashes from NumPy 2.3 on, which is many times slower on these sizes
+        return ordered[_changes(ordered)].astype(np.int64)
     return np.flatnonzero(_marked(ids, num_embeddings))
+
+
+def _changes(ordered: NDArray[Any]) -> NDArray[np.bool_]:
+    """Where a value differs from the one before it, [values]; the first always does."""
+    first = np.ones(len(ordered), dtype=bool)
+    np.not_equal(ordered[1:], ordered[:-1], out=first[1:])
+    return first
 
 
 def distinct_with_inverse(ids: IntArray, num_embeddings: int) -> tuple[IntArray, IntArray]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
+from tqdm import tqdm
 
 from foreshard.simulator.batches import JaggedBatch
 from foreshard.simulator.demand import Demand, FamilyDemand, LocalDemand, ReplicaDemand
@@ -58,9 +59,9 @@ def exact_demand(
     """Return the demand of the step in which rank r trains on `batches[r]`, counted in ids, rows and elements.
 
     `sharded` comes from `resolve_plan`; `node_of` [ranks] is each rank's node. Batches are asked for one by one, each
-    once, group by group, so that they may be drawn or read on demand. With `dedup` every rank asks for an id of a
-    table once and pools by itself. Raises InputError if there is not one batch a rank, a feature is missing or an id
-    lies outside its table.
+    once, group by group, so that they may be drawn or read on demand; a terminal sees progress after 2 s. With `dedup`
+    every rank asks for an id of a table once and pools by itself. Raises InputError if there is not one batch a rank,
+    a feature is missing or an id lies outside its table.
     """
     if len(batches) != layout.world_size:
         raise InputError(
@@ -69,11 +70,13 @@ def exact_demand(
     families = _families(sharded, layout, dedup)
     replicated = _replicated(sharded, layout.world_size)
     sizes = np.zeros((2, layout.world_size))
-    for members in layout.sharding.members:
-        for rank in members.tolist():
-            _count_rank(workload, families, replicated, rank, batches[rank], sizes)
-        for family in families:
-            _take_rows(family, members)
+    with tqdm(total=layout.world_size, desc="routing ids", unit="rank", delay=2, leave=False, disable=None) as progress:
+        for members in layout.sharding.members:
+            for rank in members.tolist():
+                _count_rank(workload, families, replicated, rank, batches[rank], sizes)
+                progress.update()
+            for family in families:
+                _take_rows(family, members)
     return Demand(
         world_size=layout.world_size,
         families=tuple(_family_demand(family, layout, node_of) for family in families),

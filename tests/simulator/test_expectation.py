@@ -1,6 +1,5 @@
 """The expected demand of a step conserves ids, vectors and rows, and equals small cases computed by hand."""
 
-import time
 from collections import defaultdict
 
 import numpy as np
@@ -339,18 +338,3 @@ def test_expected_ids_and_rows_equal_the_mean_of_sampled_batches():
     for seen, expected in ((ids, demand.families[0].local.lookups), (rows, demand.families[0].local.distinct_rows)):
         error = np.std(seen, axis=0, ddof=1) / np.sqrt(len(seen))
         assert (np.abs(np.mean(seen, axis=0) - expected) < 5 * error).all()
-
-
-@pytest.mark.slow
-def test_four_thousand_tables_on_1024_ranks_take_seconds():
-    rng = np.random.default_rng(0)
-    tables = tuple(
-        table(f"t{i}", rows=int(10 ** rng.uniform(1, 8)), pooling_factor=float(rng.uniform(1, 50)),
-              access=Access(zipf=1.05))
-        for i in range(4000)
-    )  # fmt: skip
-    named = tuple((t.name, TableSharding(sharding="table_wise")) for t in tables[::2])
-    begin = time.process_time()
-    demand, _, _ = demand_of(tables, Plan(tables=named), world=1024, node=8, batch=512)
-    assert len(demand.families) == 2
-    assert time.process_time() - begin < 20  # 4 s alone on the machine that wrote this; CI shares its cores
