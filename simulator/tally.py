@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,21 +25,20 @@ IntArray = NDArray[np.int64]
 _LOCAL = (
     "lookups", "lookup_bytes", "outputs", "distinct_rows", "distinct_elements", "distinct_bytes", "tables",
 )  # fmt: skip
-_NAMES = (
-    *_LOCAL, "ids", "lengths", "vectors", "union_rows", "union_elements",
-    "weight_elements", "weight_bytes", "state_elements",
-)  # fmt: skip
-_INDEX = {name: index for index, name in enumerate(_NAMES)}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Batch:
-    """The batches of one sharding group: `size` samples on each of `ranks` ranks; `replicas` groups do the same."""
+    """The batches of one sharding group: `size` samples on each of `ranks` ranks; `replicas` groups do the same.
+
+    Without `count_rows` the distinct rows, which take most of the time, are left out: NaN.
+    """
 
     size: int
     ranks: int
     replicas: int
     optimizer: Optimizer
+    count_rows: bool = True
 
 
 def state_elements_per_row(optimizer: Optimizer, columns: int) -> int:
@@ -52,79 +53,135 @@ class _Parts:
     mass: FloatArray
     distinct: FloatArray
     union: FloatArray
-    rows: FloatArray
+    rows: IntArray
 
-    @property
-    def held(self) -> FloatArray:
-        """1 where a part holds any row: an empty shard is neither looked up nor written."""
-        return (self.rows > 0).astype(np.float64)
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Slice:
+    """One column slice of a table, `columns` wide, whose row parts belong to `owners` [parts]."""
+
+    table: Table
+    columns: int
+    owners: IntArray
+    parts: _Parts
 
 
 class Tally:
-    """Counts of one family of tables, [quantities, positions of the group]."""
+    """Counts of one family of tables at every position of the group."""
 
     def __init__(self, batch: Batch) -> None:
         self.batch = batch
-        self._counts = np.zeros((len(_NAMES), batch.ranks))
+        self._slices: list[_Slice] = []
+        self._flat: _Flat | None = None
+
+    def add(self, sharded: ShardedTable) -> None:
+        """Count every shard of a table at its owner."""
+        hashed = sharded.owner == "hash" and sharded.row_parts > 1
+        distribution = Distribution.of(sharded.table)
+        split = distribution.hash_parts(sharded.row_parts) if hashed else distribution.row_ranges(sharded.row_bounds)
+        parts = self._parts(sharded.table, split, rows_held(sharded))
+        for owners, columns in zip(sharded.owners, np.diff(sharded.col_bounds).tolist(), strict=True):
+            self._slices.append(_Slice(sharded.table, columns, owners, parts))
+
+    def add_whole(self, table: Table) -> None:
+        """Count a table that position 0 holds whole."""
+        bounds = np.array([0, table.num_embeddings])
+        parts = self._parts(table, Distribution.of(table).row_ranges(bounds), np.diff(bounds))
+        self._slices.append(_Slice(table, table.embedding_dim, np.zeros(1, dtype=np.int64), parts))
+
+    def _parts(self, table: Table, split: RowParts, rows: IntArray) -> _Parts:
+        """A feature's batch on one rank is one stream of ids; the group and its replicas draw many."""
+        if not self.batch.count_rows:
+            unknown = np.full(len(rows), np.nan)
+            return _Parts(split.mass(), unknown, unknown, rows)
+        features = len(table.features)
+        draws = self.batch.size * table.ids_per_sample / features
+        streams = self.batch.ranks * features
+        union = split.distinct(draws, streams * self.batch.replicas)
+        return _Parts(split.mass(), split.distinct(draws, streams), union, rows)
 
     def of(self, name: str) -> FloatArray:
-        """One quantity, [positions]."""
-        return np.asarray(self._counts[_INDEX[name]])
+        """One quantity, [positions]: see `LocalDemand` and `ReplicaDemand`; `ids`, `lengths` and `vectors` exchanged.
+
+        `ids` and `lengths` are those of one rank's batch, all others those of the whole group's.
+        """
+        if self._flat is None:
+            self._flat = _Flat(self.batch, self._slices)
+        values = getattr(self._flat, name)
+        return np.bincount(self._flat.owners, weights=values, minlength=self.batch.ranks).astype(np.float64)
 
     def local(self, position_of: IntArray) -> LocalDemand:
         """The row work of every rank, given each rank's position, [ranks]."""
         return LocalDemand(**{name: self.of(name)[position_of] for name in _LOCAL})
 
-    def add(self, sharded: ShardedTable) -> None:
-        """Count every shard of a table at its owner."""
-        parts = self._parts(sharded)
-        for owners, columns in zip(sharded.owners, np.diff(sharded.col_bounds).tolist(), strict=True):
-            self._counts[:, owners] += self._slice(sharded.table, columns, parts)
 
-    def add_whole(self, table: Table) -> None:
-        """Count a table that one position holds whole."""
-        bounds = np.array([0, table.num_embeddings])
-        parts = self._count_parts(table, Distribution.of(table).row_ranges(bounds), np.diff(bounds))
-        self._counts[:, [0]] += self._slice(table, table.embedding_dim, parts)
+class _Flat:
+    """All shards of a family side by side: one entry for each row part of each column slice, all [entries]."""
 
-    def _parts(self, sharded: ShardedTable) -> _Parts:
-        distribution = Distribution.of(sharded.table)
-        hashed = sharded.owner == "hash" and sharded.row_parts > 1
-        split = distribution.hash_parts(sharded.row_parts) if hashed else distribution.row_ranges(sharded.row_bounds)
-        return self._count_parts(sharded.table, split, rows_held(sharded))
+    def __init__(self, batch: Batch, slices: Sequence[_Slice]) -> None:
+        tables = [item.table for item in slices]
+        self._ranks = batch.ranks
+        self._slices = slices
+        self._entries = [len(item.owners) for item in slices]
+        self.owners = self._joined(item.owners for item in slices).astype(np.int64)
+        self.rows = self._joined(item.parts.rows for item in slices)
+        self.tables = (self.rows > 0).astype(np.float64)  # an empty shard is neither looked up nor written
+        self._columns = self._each(item.columns for item in slices)
+        self._element = self._each(BYTES_PER_ELEMENT[table.data_type] for table in tables)
+        self._state = self._each(state_elements_per_row(batch.optimizer, item.columns) for item in slices)
+        self._sequence = self._each(table.pooling == "none" for table in tables)
+        self.lengths = batch.size * self._each(table.poolings_per_sample for table in tables)
+        mass = self._joined(item.parts.mass for item in slices)
+        self.ids = batch.size * self._each(table.ids_per_sample for table in tables) * mass
+        self.lookups = batch.ranks * self.ids
 
-    def _count_parts(self, table: Table, split: RowParts, rows: IntArray) -> _Parts:
-        """A feature's batch on one rank is one stream of ids; the group and its replicas draw many."""
-        features = len(table.features)
-        draws = self.batch.size * table.ids_per_sample / features
-        streams = self.batch.ranks * features
-        touched = split.distinct(draws, streams)
-        union = split.distinct(draws, streams * self.batch.replicas) if self.batch.replicas > 1 else touched
-        return _Parts(split.mass(), touched, union, rows.astype(np.float64))
+    def _each(self, values: Iterable[float]) -> FloatArray:
+        """A figure of each slice, repeated for its row parts."""
+        return np.repeat(np.array(list(values), dtype=np.float64), self._entries)
 
-    def _slice(self, table: Table, columns: int, parts: _Parts) -> FloatArray:
-        """All quantities of one column slice, [quantities, row parts]."""
-        batch, element = self.batch, BYTES_PER_ELEMENT[table.data_type]
-        ids = batch.size * table.ids_per_sample * parts.mass
-        lookups = batch.ranks * ids
-        lengths = batch.size * table.poolings_per_sample
-        pooled = lengths * columns * parts.held
-        vectors = batch.ranks * (ids * columns if table.pooling == "none" else pooled)
-        values = {
-            "lookups": lookups,
-            "lookup_bytes": lookups * max(ROW_READ_FLOOR_BYTES, columns * element),
-            "outputs": vectors,
-            "distinct_rows": parts.distinct,
-            "distinct_elements": parts.distinct * columns,
-            "distinct_bytes": parts.distinct * columns * element,
-            "tables": parts.held,
-            "ids": ids,
-            "lengths": np.full(len(ids), lengths),
-            "vectors": vectors,
-            "union_rows": parts.union,
-            "union_elements": parts.union * columns,
-            "weight_elements": parts.rows * columns,
-            "weight_bytes": parts.rows * columns * element,
-            "state_elements": parts.rows * state_elements_per_row(batch.optimizer, columns),
-        }
-        return np.stack([values[name] for name in _NAMES])
+    @staticmethod
+    def _joined(values: Iterable[FloatArray | IntArray]) -> FloatArray:
+        return np.concatenate([np.zeros(0), *values])
+
+    @property
+    def lookup_bytes(self) -> FloatArray:
+        return self.lookups * np.maximum(ROW_READ_FLOOR_BYTES, self._columns * self._element)
+
+    @property
+    def vectors(self) -> FloatArray:
+        pooled = self.lengths * self.tables
+        return self._ranks * np.where(self._sequence, self.ids, pooled) * self._columns
+
+    outputs = vectors
+
+    @cached_property
+    def distinct_rows(self) -> FloatArray:
+        return self._joined(item.parts.distinct for item in self._slices)
+
+    @property
+    def distinct_elements(self) -> FloatArray:
+        return self.distinct_rows * self._columns
+
+    @property
+    def distinct_bytes(self) -> FloatArray:
+        return self.distinct_elements * self._element
+
+    @cached_property
+    def union_rows(self) -> FloatArray:
+        return self._joined(item.parts.union for item in self._slices)
+
+    @property
+    def union_elements(self) -> FloatArray:
+        return self.union_rows * self._columns
+
+    @property
+    def weight_elements(self) -> FloatArray:
+        return self.rows * self._columns
+
+    @property
+    def weight_bytes(self) -> FloatArray:
+        return self.weight_elements * self._element
+
+    @property
+    def state_elements(self) -> FloatArray:
+        return self.rows * self._state
