@@ -1,7 +1,7 @@
 // Communication codecs: fp32 rows to what travels, and back. Wire formats: reference_codecs.py.
 #include "common.cuh"
 
-// -- fp16 and bf16, element by element; V elements at once where both sides are aligned ---------------------------------
+// -- fp16 and bf16, element by element; V elements at once where both sides are aligned ------------------------------
 
 template <class Row, int V>
 DEVICE void encode_elements(const float* values, i64 count, typename Row::Raw* out) {
@@ -38,7 +38,7 @@ DEVICE void decode_elements(const typename Row::Raw* encoded, i64 count, float* 
 ELEMENT_CODEC(fp16, Fp16)
 ELEMENT_CODEC(bf16, Bf16)
 
-// -- row-wise formats: a group of lanes per row; OVERHEAD bytes of fp32 scale (and bias) follow the dim bytes -----------
+// -- row-wise formats: a group of lanes per row; OVERHEAD bytes of fp32 scale (and bias) follow the dim bytes --------
 
 DEVICE void store_float_bytes(u8* target, float value) {
   const u32 bits = __float_as_uint(value);
@@ -77,8 +77,10 @@ struct Int8 {
   static constexpr int OVERHEAD = 8;
   float scale, bias;
 
-  __device__ __forceinline__ explicit Int8(const Range& range) : scale((range.high - range.low) / 255.0f), bias(range.low) {}
-  __device__ __forceinline__ explicit Int8(const u8* tail) : scale(load_float_bytes(tail)), bias(load_float_bytes(tail + 4)) {}
+  __device__ __forceinline__ explicit Int8(const Range& range)
+      : scale((range.high - range.low) / 255.0f), bias(range.low) {}
+  __device__ __forceinline__ explicit Int8(const u8* tail)
+      : scale(load_float_bytes(tail)), bias(load_float_bytes(tail + 4)) {}
   __device__ __forceinline__ void write(u8* tail) const {
     store_float_bytes(tail, scale);
     store_float_bytes(tail + 4, bias);
@@ -96,11 +98,14 @@ struct Fp8 {
   static constexpr int OVERHEAD = 4;
   float scale;
 
-  __device__ __forceinline__ explicit Fp8(const Range& range) : scale(fmaxf(fabsf(range.low), fabsf(range.high)) / largest()) {}
+  __device__ __forceinline__ explicit Fp8(const Range& range)
+      : scale(fmaxf(fabsf(range.low), fabsf(range.high)) / largest()) {}
   __device__ __forceinline__ explicit Fp8(const u8* tail) : scale(load_float_bytes(tail)) {}
   __device__ __forceinline__ void write(u8* tail) const { store_float_bytes(tail, scale); }
 
-  static __device__ __forceinline__ float power_of_two(int exponent) { return __uint_as_float(static_cast<u32>(exponent + 127) << 23); }
+  static __device__ __forceinline__ float power_of_two(int exponent) {
+    return __uint_as_float(static_cast<u32>(exponent + 127) << 23);
+  }
   static __device__ __forceinline__ float largest() { return magnitude(TOP); }
   static __device__ __forceinline__ float magnitude(u32 code) {
     const u32 exponent = code >> MANTISSA, fraction = code & ((1u << MANTISSA) - 1u);
@@ -115,7 +120,8 @@ struct Fp8 {
     const u8 sign = static_cast<u8>(__float_as_uint(scaled) >> 31 << 7);
     if (scaled != scaled) return static_cast<u8>(sign | 0x7F);
     const float size = fminf(fabsf(scaled), largest());
-    if (size < power_of_two(1 - BIAS)) return static_cast<u8>(sign | static_cast<u8>(rintf(size * power_of_two(BIAS - 1 + MANTISSA))));
+    if (size < power_of_two(1 - BIAS))
+      return static_cast<u8>(sign | static_cast<u8>(rintf(size * power_of_two(BIAS - 1 + MANTISSA))));
     u32 bits = __float_as_uint(size);
     bits = (bits + (1u << (22 - MANTISSA)) - 1u + ((bits >> (23 - MANTISSA)) & 1u)) >> (23 - MANTISSA);
     return static_cast<u8>(sign | (bits - (static_cast<u32>(127 - BIAS) << MANTISSA)));

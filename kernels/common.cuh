@@ -11,11 +11,15 @@ typedef unsigned int u32;
 typedef unsigned long long u64;
 typedef long long i64;
 
-#define DEVICE static __device__ __forceinline__
-#define KERNEL extern "C" __global__ void __launch_bounds__(256)
+#define DEVICE [[maybe_unused]] static __device__ __forceinline__
+// Blocks of up to 128 threads, at least four on a multiprocessor: without the second bound ptxas spills registers to
+// reach an occupancy that these kernels do not need, since each lane has several loads in flight.
+#define KERNEL extern "C" __global__ void __launch_bounds__(128, 4)
 
 #ifndef FORESHARD_SHIM
-#define DYNAMIC_SHARED(type, name) extern __shared__ __align__(16) u8 name##_bytes[]; type* const name = reinterpret_cast<type*>(name##_bytes)
+#define DYNAMIC_SHARED(type, name)                   \
+  extern __shared__ __align__(16) u8 name##_bytes[]; \
+  type* const name = reinterpret_cast<type*>(name##_bytes)
 
 DEVICE float half_to_float(u16 bits) {
   float value;
@@ -65,7 +69,7 @@ struct Table {
   u64 momentum;  // address of the accumulators [rows], 0 where the optimizer keeps none
   i64 rows;
   int dim;
-  int vector;  // elements a lane loads at once: divides dim, and rows are aligned to it
+  int vector;  // elements a lane loads at once, 8, 4 or 1: divides dim, and rows are aligned to it
   int lanes;   // lanes that share a row: a power of two up to 32
   int chunks;  // turns of lanes x vector columns that a row takes
 };
@@ -93,23 +97,24 @@ DEVICE void store_vector(T* target, const Vector<T, N>& value) {
   *reinterpret_cast<Vector<T, N>*>(target) = value;
 }
 
-// Stores N floats in pieces of 16 bytes where `aligned` says that target allows it, else one by one.
+// Stores N floats, 16 bytes at once where the target is aligned to them.
 template <int N>
-DEVICE void store_floats(float* target, const float (&value)[N], bool aligned) {
-  constexpr int PIECE = N < 4 ? N : 4;
-  if (aligned) {
+DEVICE void store_floats(float* target, const float (&value)[N]) {
+  if constexpr (N >= 4) {
+    if (reinterpret_cast<u64>(target) % 16 == 0) {
 #pragma unroll
-    for (int begin = 0; begin < N; begin += PIECE) {
-      Vector<float, PIECE> piece;
-#pragma unroll
-      for (int i = 0; i < PIECE; ++i) piece.at[i] = value[begin + i];
-      store_vector<PIECE>(target + begin, piece);
+      for (int i = 0; i < N; i += 4)
+        store_vector<4>(target + i, Vector<float, 4>{{value[i], value[i + 1], value[i + 2], value[i + 3]}});
+      return;
     }
-  } else {
-#pragma unroll
-    for (int i = 0; i < N; ++i) target[i] = value[i];
   }
+#pragma unroll
+  for (int i = 0; i < N; ++i) target[i] = value[i];
 }
+
+// The next narrower width that kernels are made for.
+template <int V>
+constexpr int NARROWER = V == 8 ? 4 : 1;
 
 // -- threads ------------------------------------------------------------------------------------------------------
 
@@ -159,4 +164,6 @@ DEVICE u64 mix64(u64 bits) {
   return bits ^ (bits >> 31);
 }
 
-DEVICE int hash_part(i64 id, u32 parts) { return static_cast<int>(((mix64(static_cast<u64>(id)) >> 32) * parts) >> 32); }
+DEVICE int hash_part(i64 id, u32 parts) {
+  return static_cast<int>(((mix64(static_cast<u64>(id)) >> 32) * parts) >> 32);
+}

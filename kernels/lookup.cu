@@ -75,15 +75,14 @@ DEVICE void pool(const Table& table, const Feature& feature, const Step& step, c
 #pragma unroll
     for (int i = 0; i < V; ++i) sum[i] /= static_cast<float>(end - begin);
   }
-  float* target = out + bag * stride + feature.column + column;
-  store_floats<V>(target, sum, reinterpret_cast<u64>(target) % (sizeof(float) * (V < 4 ? V : 4)) == 0);
+  store_floats<V>(out + bag * stride + feature.column + column, sum);
 }
 
 template <class Row, int V, class Id>
 DEVICE void pool_by_width(const Table& table, const Feature& feature, const Step& step, const Bags& bags, const Id* ids,
                           float* out, i64 stride) {
   if constexpr (V > 1) {
-    if (table.vector < V) return pool_by_width<Row, V / 2>(table, feature, step, bags, ids, out, stride);
+    if (table.vector < V) return pool_by_width<Row, NARROWER<V>>(table, feature, step, bags, ids, out, stride);
   }
   pool<Row, V>(table, feature, step, bags, ids, out, stride);
 }
@@ -116,20 +115,19 @@ POOLED_LOOKUP(pooled_lookup_bf16_i64, Bf16, i64)
 
 template <class Row, int V>
 DEVICE void convert_row(const Group& group, const typename Row::Raw* row, int dim, float* target) {
-  const bool aligned = reinterpret_cast<u64>(target) % (sizeof(float) * (V < 4 ? V : 4)) == 0;
   for (int column = group.lane * V; column < dim; column += group.lanes * V) {
     const Vector<typename Row::Raw, V> raw = load_vector<V>(row + column);
     float value[V];
 #pragma unroll
     for (int i = 0; i < V; ++i) value[i] = Row::load(raw.at[i]);
-    store_floats<V>(target + column, value, aligned);
+    store_floats<V>(target + column, value);
   }
 }
 
 template <class Row, int V>
 DEVICE void convert_row_by_width(int vector, const Group& group, const typename Row::Raw* row, int dim, float* target) {
   if constexpr (V > 1) {
-    if (vector < V) return convert_row_by_width<Row, V / 2>(vector, group, row, dim, target);
+    if (vector < V) return convert_row_by_width<Row, NARROWER<V>>(vector, group, row, dim, target);
   }
   convert_row<Row, V>(group, row, dim, target);
 }

@@ -52,7 +52,8 @@ struct Counters {
 };
 
 DEVICE Counters counters_of(i64* shared, i64* counts, i64 members, i64 tile, i64 tiles, int in_shared) {
-  return in_shared ? Counters{shared + static_cast<i64>(threadIdx.x) / WARP * members, 1} : Counters{counts + tile, tiles};
+  if (in_shared) return {shared + static_cast<i64>(threadIdx.x) / WARP * members, 1};
+  return {counts + tile, tiles};
 }
 
 // counts[member x tiles + tile]
@@ -67,11 +68,13 @@ KERNEL count_tiles(const int* owners, i64 count, i64 members, i64 tile_size, i64
     for (i64 base = tile * tile_size; base < end; base += WARP) {
       const int owner = base + warp.lane < end ? owners[base + warp.lane] : -1;
       const u32 equals = __match_any_sync(FULL_WARP, owner);
-      if (owner >= 0 && warp.lane == __ffs(static_cast<int>(equals)) - 1) counters.at[owner * counters.step] += __popc(equals);
+      const bool leads = warp.lane == __ffs(static_cast<int>(equals)) - 1;
+      if (owner >= 0 && leads) counters.at[owner * counters.step] += __popc(equals);
       __syncwarp();
     }
     if (in_shared)
-      for (i64 member = warp.lane; member < members; member += WARP) counts[member * tiles + tile] = shared[static_cast<i64>(threadIdx.x) / WARP * members + member];
+      for (i64 member = warp.lane; member < members; member += WARP)
+        counts[member * tiles + tile] = counters.at[member];
     __syncwarp();
   }
 }
@@ -84,7 +87,8 @@ KERNEL place_tiles(const int* owners, i64 count, i64 members, i64 tile_size, i64
   for (i64 tile = warp.index(); tile < tiles; tile += warp.count()) {
     const Counters counters = counters_of(shared, starts, members, tile, tiles, in_shared);
     if (in_shared)
-      for (i64 member = warp.lane; member < members; member += WARP) counters.at[member] = starts[member * tiles + tile];
+      for (i64 member = warp.lane; member < members; member += WARP)
+        counters.at[member] = starts[member * tiles + tile];
     __syncwarp();
     const i64 end = count < (tile + 1) * tile_size ? count : (tile + 1) * tile_size;
     for (i64 base = tile * tile_size; base < end; base += WARP) {

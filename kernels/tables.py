@@ -16,7 +16,7 @@ from foreshard.kernels.checks import Problems, dtype_name
 from foreshard.kernels.cupy_device import cupy_device
 from foreshard.kernels.device import WARP, Device
 
-__all__ = ["FEATURE", "ROW_FORMATS", "TABLE", "Shape", "TableGroup", "lanes_for", "table_group", "vector_for"]
+__all__ = ["FEATURE", "ROW_FORMATS", "TABLE", "Shape", "TableGroup", "lanes_for", "row_shape", "table_group"]
 
 ROW_FORMATS = {"float32": "fp32", "float16": "fp16", "uint16": "bf16"}  # dtype of rows -> suffix of kernels
 
@@ -44,12 +44,10 @@ class Shape:
     chunks: int
 
 
-def vector_for(dim: int, itemsize: int, address: int, *, widest_bytes: int = 16) -> int:
-    """The most elements (a power of two) that one load may take: they divide `dim` and every row is aligned to them."""
-    vector = widest_bytes // itemsize
-    while vector > 1 and (dim % vector or address % (vector * itemsize)):
-        vector //= 2
-    return vector
+def vector_for(dim: int, itemsize: int, address: int) -> int:
+    """Elements that a lane loads at once, 8 or 4 (up to 16 bytes) or 1: they divide `dim`, rows are aligned to them."""
+    fits = (vector for vector in (8, 4) if vector * itemsize <= 16 and dim % vector == 0)
+    return next((vector for vector in fits if address % (vector * itemsize) == 0), 1)
 
 
 def lanes_for(units: int) -> int:

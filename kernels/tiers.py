@@ -12,7 +12,7 @@ from foreshard.kernels.cupy_device import cupy_device
 from foreshard.kernels.device import Device, blocks_for
 from foreshard.kernels.reference_tiers import EMPTY, WAYS
 from foreshard.kernels.segments import segment_keys
-from foreshard.kernels.tables import ROW_FORMATS, lanes_for, row_shape, vector_for
+from foreshard.kernels.tables import ROW_FORMATS, lanes_for, row_shape
 
 __all__ = ["RowCache", "copy_rows", "pinned_rows"]
 
@@ -49,9 +49,8 @@ def copy_rows(
 
 
 def _byte_vector(row_bytes: int, address: int) -> int:
-    """16, 4 or 1 bytes at once."""
-    widest = vector_for(row_bytes, 1, address)
-    return widest if widest in (16, 1) else 4 if widest >= 4 else 1
+    """Bytes that a lane copies at once, 16, 4 or 1: they divide the row, and all rows are aligned to them."""
+    return next((wide for wide in (16, 4) if row_bytes % wide == 0 and address % wide == 0), 1)
 
 
 class RowCache:

@@ -93,7 +93,7 @@ DEVICE void sum_chunk(const Group& group, const Gradients& gradients, const i64*
     const int column = first + group.lane * V;
     float sum[V] = {};
     sum_gradients<V>(group, gradients, order, begin, end, column, column < dim, sum);
-    if (column < dim) store_floats<V>(target + column, sum, true);
+    if (column < dim) store_floats<V>(target + column, sum);
   }
 }
 
@@ -166,7 +166,7 @@ DEVICE void update_row(const Group& group, const Gradients& gradients, const Seg
     const bool active = column < table.dim;
     float sum[V] = {};
     sum_segment<V>(group, gradients, segment, column, active, sum);
-    if (active) store_floats<V>(sums + column, sum, true);
+    if (active) store_floats<V>(sums + column, sum);
 #pragma unroll
     for (int i = 0; i < V; ++i) squares += sum[i] * sum[i];
   }
@@ -205,11 +205,11 @@ DEVICE void update_rows(const Table* tables, const i64* first_row, int num_table
               const Feature* features, const int* bag_of, const i64* offsets, const float* weights, i64 bags,        \
               int mean, const i64* order, const i64* keys, const i64* starts, const i64* segments, i64 chunk,        \
               const i64* first_slot, const float* partial, int vector, int lanes, int max_dim, int adaptive,         \
-              float learning_rate, float eps, float replicas) {                                                                           \
+              float learning_rate, float eps, float replicas) {                                                      \
     update_rows<ROW>(tables, first_row, num_tables,                                                                  \
                      Gradients{values, stride, features, bag_of, offsets, weights, bags, mean}, order, keys, starts, \
                      segments, chunk, first_slot, partial, vector, lanes, max_dim,                                   \
-                     Optimizer{adaptive, learning_rate, eps, replicas});                                                       \
+                     Optimizer{adaptive, learning_rate, eps, replicas});                                             \
   }
 
 UPDATE_ROWS(update_rows_fp32, Fp32)

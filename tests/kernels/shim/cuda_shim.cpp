@@ -63,8 +63,8 @@ void fail(const std::string& what) {
 // Back to the scheduler; `last` where the fiber will not run again.
 void leave(bool last) {
   Fiber& fiber = *machine.current;
-  ASAN(__sanitizer_start_switch_fiber(last ? nullptr : &fiber.fake_stack, machine.host_stack, machine.host_stack_bytes);)
-  (void)last;
+  [[maybe_unused]] void** const kept = last ? nullptr : &fiber.fake_stack;
+  ASAN(__sanitizer_start_switch_fiber(kept, machine.host_stack, machine.host_stack_bytes);)
   swapcontext(&fiber.context, &machine.host);
   ASAN(__sanitizer_finish_switch_fiber(fiber.fake_stack, nullptr, nullptr);)
 }
@@ -106,7 +106,8 @@ bool release_barrier() {
   }
   if (!waiting || waiting + finished < machine.threads) return false;
   if (finished) {
-    fail("__syncthreads: " + std::to_string(finished) + " threads of the block have exited, " + std::to_string(waiting) + " wait");
+    fail("__syncthreads: " + std::to_string(finished) + " threads of the block have exited, " +
+         std::to_string(waiting) + " wait");
     return false;
   }
   for (unsigned i = 0; i < machine.threads; ++i) machine.fibers[i]->state = State::ready;
@@ -150,7 +151,8 @@ bool complete(const Fiber& fiber) {
       fail(name(fiber) + ": the mask of a warp function names lane " + std::to_string(lane) + ", which has exited");
       return false;
     }
-    if (other->state != State::at_warp_function || other->mask != fiber.mask || other->function != fiber.function) return false;
+    const bool alike = other->mask == fiber.mask && other->function == fiber.function;
+    if (other->state != State::at_warp_function || !alike) return false;
   }
   return true;
 }

@@ -18,7 +18,7 @@
 #define __device__
 #define __shared__ static
 #define __forceinline__ inline
-#define __launch_bounds__(threads)
+#define __launch_bounds__(...)
 #define DYNAMIC_SHARED(type, name) type* const name = static_cast<type*>(shim::dynamic_shared())
 
 namespace shim {

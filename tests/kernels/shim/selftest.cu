@@ -19,8 +19,9 @@ KERNEL racing_sum(const int* values, int* out) {
   DYNAMIC_SHARED(int, shared);
   shared[threadIdx.x] = values[threadIdx.x];
   if (threadIdx.x == 0) {
-    out[0] = 0;
-    for (unsigned i = 0; i < blockDim.x; ++i) out[0] += shared[i];
+    unsigned sum = 0;  // unsigned, since rubbish may overflow
+    for (unsigned i = 0; i < blockDim.x; ++i) sum += static_cast<unsigned>(shared[i]);
+    out[0] = static_cast<int>(sum);
   }
 }
 
@@ -47,6 +48,22 @@ KERNEL shuffle_after_exit(int* out) {
   out[threadIdx.x] = __shfl_sync(0xFFFFFFFFu, 1, 0);
 }
 
-KERNEL shuffle_from_outside(int* out) { out[threadIdx.x] = __shfl_sync(threadIdx.x < 16 ? 0xFFFFu : 0xFFFF0000u, 1, 20); }
+KERNEL shuffle_from_outside(int* out) {
+  out[threadIdx.x] = __shfl_sync(threadIdx.x < 16 ? 0xFFFFu : 0xFFFF0000u, 1, 20);
+}
 
-KERNEL mask_without_caller(int* out) { out[threadIdx.x] = __shfl_sync(threadIdx.x < 16 ? 0xFFFF0000u : 0xFFFFu, 1, 20); }
+KERNEL mask_without_caller(int* out) {
+  out[threadIdx.x] = __shfl_sync(threadIdx.x < 16 ? 0xFFFF0000u : 0xFFFFu, 1, 20);
+}
+
+// One mistake each, for the sanitizers.
+
+KERNEL reads_behind_the_end(const int* in, int* out) { out[threadIdx.x] = in[threadIdx.x + 1]; }
+
+KERNEL loads_unaligned(const int* in, long long* out) { *out = *reinterpret_cast<const long long*>(in); }
+
+KERNEL overruns_shared_memory(int* out) {
+  DYNAMIC_SHARED(int, shared);
+  shared[threadIdx.x] = 1;
+  out[threadIdx.x] = shared[threadIdx.x];
+}
