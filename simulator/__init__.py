@@ -10,7 +10,15 @@ Nothing here imports matplotlib or pandas before a plot or a frame is asked for.
 
 from foreshard.simulator.export import write_trace
 from foreshard.simulator.layout import Layout
-from foreshard.simulator.plot import plot_memory, plot_scaling, plot_stages, plot_timeline, save_plot
+from foreshard.simulator.plot import (
+    plot_comparison,
+    plot_memory,
+    plot_scaling,
+    plot_stages,
+    plot_step,
+    plot_timeline,
+    save_plot,
+)
 from foreshard.simulator.prediction import Prediction, predict, simulate
 from foreshard.simulator.reading import read_scenario as load_scenario
 from foreshard.simulator.report import Report, report
@@ -39,9 +47,11 @@ __all__ = [
     "Workload",
     "compare",
     "load_scenario",
+    "plot_comparison",
     "plot_memory",
     "plot_scaling",
     "plot_stages",
+    "plot_step",
     "plot_timeline",
     "predict",
     "report",

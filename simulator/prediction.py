@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
@@ -31,16 +30,31 @@ FloatArray = NDArray[np.float64]
 __all__ = ["Prediction", "SyncSteps", "load_cluster", "predict", "simulate", "simulate_program"]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class SyncSteps:
-    """Step traces of a 2D layout by what replicas do in the step: nothing, average weights, exchange gradients."""
+    """Step traces of a 2D layout by what replicas do in the step; each is simulated when first asked for."""
 
-    plain: StepTrace
-    weights: StepTrace
-    gradients: StepTrace
+    def __init__(self, step: Callable[[Sync | None], StepTrace]) -> None:
+        self._step = step
+
+    @cached_property
+    def plain(self) -> StepTrace:
+        """The step without any synchronisation of replicas."""
+        return self._step(None)
+
+    @cached_property
+    def weights(self) -> StepTrace:
+        """The step that averages whole shards over the replicas."""
+        return self._step("weights")
+
+    @cached_property
+    def gradients(self) -> StepTrace:
+        """The step that exchanges the gradients of the rows it touched."""
+        return self._step("gradients")
 
     def average_weights_s(self, interval: int) -> float:
         """Mean step time in seconds when weights are averaged every `interval` steps."""
+        if interval == 1:
+            return self.weights.step_time_s
         return self.plain.step_time_s + (self.weights.step_time_s - self.plain.step_time_s) / interval
 
 
@@ -100,11 +114,7 @@ class Prediction:
         """The step with each way to synchronise replicas; None where there is one replica."""
         if self.layout.replicas == 1:
             return None
-        return SyncSteps(
-            plain=simulate_program(self.program(None), self.cluster),
-            weights=simulate_program(self.program("weights"), self.cluster),
-            gradients=simulate_program(self.program("gradients"), self.cluster),
-        )
+        return SyncSteps(lambda sync: simulate_program(self.program(sync), self.cluster))
 
     @property
     def step_time_s(self) -> float:
