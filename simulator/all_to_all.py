@@ -14,7 +14,7 @@ from foreshard.simulator.loads import Flows, Loads
 from foreshard.simulator.lowering import Draft, Phase
 from foreshard.simulator.machine_constants import machine_constant
 from foreshard.simulator.members import Members
-from foreshard.simulator.symmetry import Seat
+from foreshard.simulator.symmetry import Template
 from foreshard.simulator.traffic import PairBytes
 from foreshard.topologies.errors import InputError
 
@@ -24,17 +24,17 @@ FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
 
 
-def pairwise(seat: Seat, traffic: PairBytes) -> Draft:
+def pairwise(template: Template, traffic: PairBytes) -> Draft:
     """Return the all-to-all as NCCL's users write it: one grouped send/recv for each pair of ranks."""
-    loads = _pair_loads(seat, traffic)
-    step = _step(seat.template.members, loads, _remote_peers(seat, traffic))
+    loads = _pair_loads(template, traffic)
+    step = _step(template.members, loads, _remote_peers(template, traffic))
     return Draft("pairwise", (step,), loads.nominal_s, loads.busiest)
 
 
-def hierarchical(seat: Seat, traffic: PairBytes) -> Draft:
+def hierarchical(template: Template, traffic: PairBytes) -> Draft:
     """Return the all-to-all in two steps: inside each node to the member of the destination's local position, then
     between the members of equal position. Raises InputError if nodes have different numbers of members."""
-    members = Members(seat.template.members.cluster, seat.ranks)
+    members = template.members
     sizes = {len(node) for node in members.nodes}
     if len(sizes) > 1:
         raise InputError(
@@ -74,33 +74,33 @@ def _step(members: Members, loads: Loads, peers: int) -> Phase:
     return Phase(latency, loads.links, loads.nbytes, max(nvlink_s, nic_s / constant("all_to_all_network_share")))
 
 
-def _pair_loads(seat: Seat, traffic: PairBytes) -> Loads:
-    cluster = seat.template.members.cluster
-    pairs = seat.template.pairs
+def _pair_loads(template: Template, traffic: PairBytes) -> Loads:
+    cluster = template.members.cluster
+    pairs = template.pairs
     if pairs is not None:
         nbytes = pairs.loads(traffic.to_matrix())
-        return Loads(cluster, seat.moved(pairs.links[nbytes > 0]), nbytes[nbytes > 0])
+        return Loads(cluster, pairs.links[nbytes > 0], nbytes[nbytes > 0])
     if traffic.out is not None and traffic.share is not None:
-        return Loads(cluster, *cluster.outer_loads(seat.ranks, traffic.out, traffic.share))
-    matrix, ranks = traffic.to_matrix(), seat.ranks
+        return Loads(cluster, *cluster.outer_loads(template.members.ranks, traffic.out, traffic.share))
+    matrix, ranks = traffic.to_matrix(), template.members.ranks
     if 2 * np.count_nonzero(matrix) < matrix.size:
         src, dst = np.nonzero(matrix)
         return Loads(cluster, *cluster.loads(ranks[src], ranks[dst], matrix[src, dst]))
     return Loads(cluster, *cluster.loads(np.repeat(ranks, len(ranks)), np.tile(ranks, len(ranks)), matrix.ravel()))
 
 
-def _remote_peers(seat: Seat, traffic: PairBytes) -> int:
+def _remote_peers(template: Template, traffic: PairBytes) -> int:
     """Most members in other nodes that a member sends to or receives from."""
-    if len(seat.template.members.nodes) == 1:
+    if len(template.members.nodes) == 1:
         return 0
     if traffic.out is not None and traffic.share is not None:
-        return _outer_peers(seat, traffic.out > 0, traffic.share > 0)
-    remote = (traffic.to_matrix() > 0) & seat.template.remote
+        return _outer_peers(template, traffic.out > 0, traffic.share > 0)
+    remote = (traffic.to_matrix() > 0) & template.remote
     return int(max(remote.sum(axis=0).max(), remote.sum(axis=1).max()))
 
 
-def _outer_peers(seat: Seat, sends: NDArray[np.bool_], receives: NDArray[np.bool_]) -> int:
-    _, domain = np.unique(seat.template.members.cluster.domain_of[seat.ranks], return_inverse=True)
+def _outer_peers(template: Template, sends: NDArray[np.bool_], receives: NDArray[np.bool_]) -> int:
+    _, domain = np.unique(template.members.cluster.domain_of[template.members.ranks], return_inverse=True)
     receivers = receives.sum() - np.bincount(domain, receives)[domain]
     senders = sends.sum() - np.bincount(domain, sends)[domain]
     return int(max((receivers * sends).max(), (senders * receives).max()))

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 from typing import Literal
 
+import numpy as np
+
 from foreshard.simulator.all_to_all import hierarchical, pairwise
 from foreshard.simulator.lowering import Draft, Lowered, Phase
 from foreshard.simulator.program import Collective
-from foreshard.simulator.symmetry import Seat, seat_of
+from foreshard.simulator.symmetry import Seat, Template, seat_of
 from foreshard.simulator.tuned import tuned
 from foreshard.topologies.cluster import Cluster
 from foreshard.topologies.errors import BoundViolationError
@@ -27,21 +29,31 @@ def lower(cluster: Cluster, collective: Collective, all_to_all: AllToAll = "pair
     all_to_all is plain grouped send/recv, or, if asked, in two steps: inside the nodes, then between equal local
     ranks. The other kinds run the algorithm and protocol with the smallest predicted time, as NCCL chooses.
     """
-    return tuple(
-        _named(cluster, _draft(seat_of(cluster, ranks), collective, group, all_to_all))
-        for group, ranks in enumerate(collective.groups.members)
-    )
+    drafts: dict[tuple[int, int | float], Draft] = {}
+    lowered = []
+    for group, ranks in enumerate(collective.groups.members):
+        seat = seat_of(cluster, ranks)
+        size = id(collective.traffic_of(group)) if collective.kind == "all_to_all" else collective.nbytes_of(group)
+        key = (id(seat.template), size)
+        if key not in drafts:
+            drafts[key] = _draft(seat.template, collective, group, all_to_all)
+        lowered.append(_placed(cluster, seat, drafts[key]))
+    return tuple(lowered)
 
 
-def _draft(seat: Seat, collective: Collective, group: int, all_to_all: AllToAll) -> Draft:
+def _draft(template: Template, collective: Collective, group: int, all_to_all: AllToAll) -> Draft:
     if collective.kind != "all_to_all":
-        return tuned(seat, collective.kind, collective.nbytes_of(group))
-    return (pairwise if all_to_all == "pairwise" else hierarchical)(seat, collective.traffic_of(group))
+        return tuned(template, collective.kind, collective.nbytes_of(group))
+    return (pairwise if all_to_all == "pairwise" else hierarchical)(template, collective.traffic_of(group))
 
 
-def _named(cluster: Cluster, draft: Draft) -> Lowered:
-    bottleneck = "" if draft.bottleneck is None else cluster.link_name(draft.bottleneck)
-    return Lowered(draft.algorithm, draft.phases, draft.bound_s, bottleneck)
+def _placed(cluster: Cluster, seat: Seat, draft: Draft) -> Lowered:
+    """What was worked out for the template, on the links of a group."""
+    phases = tuple(Phase(p.latency_s, seat.moved(p.links), p.nbytes, p.floor_s) for p in draft.phases)
+    if draft.bottleneck is None:
+        return Lowered(draft.algorithm, phases, draft.bound_s, "")
+    (bottleneck,) = seat.moved(np.array([draft.bottleneck]))
+    return Lowered(draft.algorithm, phases, draft.bound_s, cluster.link_name(int(bottleneck)))
 
 
 def check_bound(name: str, time_s: float, lowered: Lowered) -> None:

@@ -75,21 +75,23 @@ class Template:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Seat:
-    """One group: its ranks, the template it is like, and the nodes it lies on in the template's order."""
+    """One group: the template it is like, and the nodes it lies on in the template's order."""
 
-    ranks: IntArray
     template: Template
     nodes: IntArray
     first_link: IntArray
 
     def moved(self, links: IntArray) -> IntArray:
         """The links of this group that correspond to those of the template."""
-        if np.array_equal(self.nodes, self.template.nodes):
+        here, there = self.template.nodes, self.nodes
+        if len(here) == 1:
+            return links + int(self.first_link[there[0]] - self.first_link[here[0]])
+        if np.array_equal(here, there):
             return links
         node = np.searchsorted(self.first_link, links, side="right") - 1
-        order = np.argsort(self.template.nodes)
-        place = order[np.searchsorted(self.template.nodes, node, sorter=order)]
-        moved: IntArray = links - self.first_link[node] + self.first_link[self.nodes[place]]
+        order = np.argsort(here)
+        place = order[np.searchsorted(here, node, sorter=order)]
+        moved: IntArray = links - self.first_link[node] + self.first_link[there[place]]
         return moved
 
 
@@ -107,8 +109,15 @@ class _Seats:
         self.alike = not cluster.spec.degrade
         self.uplinks = len(cluster.link_usable) > int(links.sum())
         self.templates: dict[object, Template] = {}
+        self.seats: dict[bytes, Seat] = {}
 
     def seat(self, ranks: IntArray) -> Seat:
+        key = ranks.tobytes()
+        if key not in self.seats:
+            self.seats[key] = self._seat(ranks)
+        return self.seats[key]
+
+    def _seat(self, ranks: IntArray) -> Seat:
         nodes, first, place = np.unique(self.cluster.node_of[ranks], return_index=True, return_inverse=True)
         order = np.argsort(first)
         nodes, place = nodes[order], np.argsort(order)[place]
@@ -120,7 +129,7 @@ class _Seats:
         template = self.templates.get(key)
         if template is None:
             template = self.templates[key] = Template(Members(self.cluster, ranks), nodes)
-        return Seat(ranks, template, nodes, self.first_link)
+        return Seat(template, nodes, self.first_link)
 
 
 @lru_cache(maxsize=8)

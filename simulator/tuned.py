@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import numpy as np
-
 from foreshard.simulator.loads import Loads
 from foreshard.simulator.lowering import Draft, Phase
 from foreshard.simulator.machine_constants import machine_constant
 from foreshard.simulator.members import Members
 from foreshard.simulator.nccl import Choice, choices, latency, rate_limit, ring_share, tables, wire_factor
 from foreshard.simulator.program import CollectiveKind
-from foreshard.simulator.symmetry import Seat
+from foreshard.simulator.symmetry import Template
 
 __all__ = ["tuned"]
 
@@ -26,15 +24,12 @@ class _Run:
     total_s: float
 
 
-def tuned(seat: Seat, kind: CollectiveKind, nbytes: float) -> Draft:
+def tuned(template: Template, kind: CollectiveKind, nbytes: float) -> Draft:
     """Return a collective of `nbytes` (nccl-tests' size) run as NCCL would, with the bound of any algorithm."""
-    drafts = seat.template.drafts
-    draft = drafts.get((kind, nbytes))
+    draft = template.drafts.get((kind, nbytes))
     if draft is None:
-        draft = drafts[kind, nbytes] = _draft(seat.template.members, kind, nbytes)
-    phases = (Phase(p.latency_s, seat.moved(p.links), p.nbytes, p.floor_s) for p in draft.phases)
-    bottleneck = None if draft.bottleneck is None else int(seat.moved(np.array([draft.bottleneck]))[0])
-    return Draft(draft.algorithm, tuple(phases), draft.bound_s, bottleneck)
+        draft = template.drafts[kind, nbytes] = _draft(template.members, kind, nbytes)
+    return draft
 
 
 def _draft(members: Members, kind: CollectiveKind, nbytes: float) -> Draft:

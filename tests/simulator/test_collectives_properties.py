@@ -204,7 +204,7 @@ def test_what_is_worked_out_for_one_group_is_worked_out_once(kind, nbytes, nodes
 
     cluster = machine("p5.48xlarge", nodes)
     seat = seat_of(cluster, np.arange(8))
-    tuned(seat, kind, nbytes)
+    tuned(seat.template, kind, nbytes)
     other = seat_of(cluster, np.arange(8, 16))
     assert other.template is seat.template
     assert (kind, nbytes) in other.template.drafts
