@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from foreshard.simulator.hashing import hash_part, scatter_rows, stable_key
+from foreshard.simulator.histogram import HistogramLaw, histogram_ids
 from foreshard.simulator.workload import Access, Table
 from foreshard.simulator.zipf import Law, distinct, law_of
 
@@ -27,11 +28,16 @@ def _scattered_head(head_rows: int, num_embeddings: int, key: int) -> IntArray:
     return scatter_rows(np.arange(head_rows), num_embeddings, key)
 
 
+@lru_cache(maxsize=4096)
+def _located_head(access: Access) -> IntArray:
+    return histogram_ids(access)
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Distribution:
     """The distribution of one table's ids: `law` by popularity, `key` decides at which rows popular ids sit."""
 
-    law: Law
+    law: Law | HistogramLaw
     access: Access
     key: int
 
@@ -46,7 +52,12 @@ class Distribution:
         return self.law.num_embeddings
 
     def rows_of(self, ranks: IntArray) -> IntArray:
-        """Return the row of each popularity rank (0 is the hottest), as `access.order` says."""
+        """Return the row of each popularity rank (0 is the hottest), as `access.order` or the histogram's ids say.
+
+        A histogram's ids say it for the rows that were looked up; other ranks are refused by an IndexError.
+        """
+        if self.access.histogram_ids:
+            return self._head_rows()[ranks]
         if self.access.order == "by_frequency":
             return np.asarray(ranks, dtype=np.int64)
         if not self.law.head_rows:
@@ -69,6 +80,8 @@ class Distribution:
         return float(value(self.law.head).sum()) + self.law.tail_total(value)
 
     def _head_rows(self) -> IntArray:
+        if self.access.histogram_ids:
+            return _located_head(self.access)
         if self.access.order == "by_frequency":
             return np.arange(self.law.head_rows)
         return _scattered_head(self.law.head_rows, self.num_embeddings, self.key)
@@ -193,12 +206,12 @@ def _read_only(values: FloatArray) -> FloatArray:
 
 # A scattered table's parts depend on its name, whose key says where popular rows sit; a whole table's do not.
 @lru_cache(maxsize=8192)
-def _whole_table(law: Law, access: Access) -> RowParts:
+def _whole_table(law: Law | HistogramLaw, access: Access) -> RowParts:
     return _WholeTable(Distribution(law, access, 0))
 
 
 @lru_cache(maxsize=8192)
-def _range_parts(law: Law, access: Access, key: int, bounds: bytes) -> RowParts:
+def _range_parts(law: Law | HistogramLaw, access: Access, key: int, bounds: bytes) -> RowParts:
     this, edges = Distribution(law, access, key), np.frombuffer(bounds, dtype=np.int64)
     if access.order == "by_frequency":
         return _PopularityRanges(this, edges)
@@ -208,7 +221,7 @@ def _range_parts(law: Law, access: Access, key: int, bounds: bytes) -> RowParts:
 
 
 @lru_cache(maxsize=8192)
-def _hash_parts(law: Law, access: Access, key: int, parts: int) -> RowParts:
+def _hash_parts(law: Law | HistogramLaw, access: Access, key: int, parts: int) -> RowParts:
     this = Distribution(law, access, key)
     return _ScatteredParts(this, hash_part(this._head_rows(), parts), np.full(parts, 1.0 / parts))
 

@@ -6,6 +6,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 
+from foreshard.simulator.histogram import histogram_problems
 from foreshard.simulator.layout import Layout, resolve_layout
 from foreshard.simulator.plan_checks import check_plan
 from foreshard.simulator.prediction import load_cluster
@@ -79,6 +80,7 @@ def _check_table(table: Table) -> Iterator[str]:
             f"access.heavy_hitters names {len(table.access.heavy_hitters)} rows but the table has "
             f"{table.num_embeddings}: give at most one share per row"
         )
+    yield from (f"access.{problem}" for problem in histogram_problems(table.access, table.num_embeddings))
 
 
 def check_dense(dense: Dense) -> Iterator[str]:

@@ -18,6 +18,7 @@ from foreshard.simulator.document import (
     read_toml,
     to_document,
 )
+from foreshard.simulator.histogram_files import with_histogram
 from foreshard.simulator.layout import Layout
 from foreshard.simulator.plan_section import expand_shorthand, read_plan
 from foreshard.simulator.scenario import Assumption, ClusterChoice, Comms, Execution, Scenario
@@ -253,16 +254,21 @@ class _Reading:
             given = f"= {shown(entries)}" if isinstance(entries, list) else "is missing"
             self.problems.append(f'workload.tables {given}: give a set such as "mlperf-dcnv2", or [[workload.tables]]')
             return
-        entries = changed_tables(entries, section.get("all_tables", {}), self.problems)
+        entries = changed_tables(entries, self._counted(section.get("all_tables", {}), "all_tables"), self.problems)
         names = [entry.get("name") if isinstance(entry, dict) else None for entry in entries]
         if all(isinstance(name, str) for name in names):
             self.table_names = list(dict.fromkeys(str(name) for name in names))
         keys = [name if isinstance(name, str) and name else i for i, name in enumerate(names)]
+        entries = [self._counted(entry, "tables", key) for key, entry in zip(keys, entries, strict=True)]
         read = [
             validated(Table, e, ("workload", "tables", k), self.problems) for k, e in zip(keys, entries, strict=True)
         ]
         self.tables = tuple(table for table in read if table is not None)
         self.problems += check_tables(self.tables)
+
+    def _counted(self, entry: Any, *path: str | int) -> Any:
+        """A table's entry with the counts of its histogram file in it."""
+        return with_histogram(entry, self.folder, toml_path(("workload", *path)), self.problems, self.notes)
 
 
 def _is_newer(schema: object) -> bool:

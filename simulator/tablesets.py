@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path as FilePath
 from typing import Any
 
 from foreshard.simulator.document import SCHEMA, Document, parse_toml, read_toml
+from foreshard.simulator.histogram_files import with_histogram
 from foreshard.simulator.scenario import Assumption
 from foreshard.simulator.shipped import shipped_names, shipped_text
 from foreshard.simulator.suggestions import Path, did_you_mean, shown, toml_path, unknown_key
@@ -72,7 +73,8 @@ def table_set_document(name: str, folder: FilePath | None = None) -> Document:
     problems = list(_problems(document))
     if problems:
         raise InputError(problems, where=where)
-    return _completed(document, FilePath(name).stem if name.endswith(".toml") else name)
+    completed = _completed(document, FilePath(name).stem if name.endswith(".toml") else name)
+    return _with_histograms(completed, ((folder or FilePath()) / name).parent, where)
 
 
 def _problems(document: Document) -> Iterator[str]:
@@ -108,6 +110,20 @@ def _completed(document: Document, name: str) -> Document:
         "assumptions": document.get("assumptions", []),
         "tables": tables,
     }
+
+
+def _with_histograms(document: Document, folder: FilePath, where: str) -> Document:
+    """The document with the counts of the histogram files that its tables name, relative to the set's folder."""
+    problems: list[str] = []
+    notes: list[Assumption] = []
+    tables = []
+    for index, entry in enumerate(document["tables"]):
+        name = entry.get("name") if isinstance(entry, dict) else None
+        path = toml_path(("workload", "tables", name if isinstance(name, str) else index))
+        tables.append(with_histogram(entry, folder, path, problems, notes))
+    if problems:
+        raise InputError(problems, where=where)
+    return {**document, "tables": tables, "assumptions": [*document["assumptions"], *map(asdict, notes)]}
 
 
 def changed_tables(entries: list[Any], changes: Any, problems: list[str]) -> list[Any]:

@@ -23,6 +23,9 @@ class Access:
     zipf = 0 is uniform. `heavy_hitters` are shares of all lookups that go to one row each, taken off the top.
     `locality` is the share of ids that repeat an id seen shortly before (short-range reuse). `order` says where the
     k-th hottest row sits: at a pseudo-random row ("scattered", as with hashed ids) or at row k ("by_frequency").
+
+    `histogram` takes the law's place where lookups were counted: the lookups of each bin, in any unit. A bin is one
+    row, or `histogram_rows` equally hot ones; `histogram_ids` say which row each bin is. Other rows are never hit.
     """
 
     zipf: Annotated[float, Ge(0), Le(8)] = 0.0
@@ -30,6 +33,9 @@ class Access:
     heavy_hitters: tuple[Annotated[float, Gt(0), Le(1)], ...] = ()
     locality: Annotated[float, Ge(0), Le(1)] = 0.0
     order: Literal["scattered", "by_frequency"] = "scattered"
+    histogram: tuple[Annotated[float, Ge(0)], ...] = ()
+    histogram_rows: tuple[Annotated[int, Ge(1)], ...] = ()
+    histogram_ids: tuple[Annotated[int, Ge(0)], ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from foreshard.simulator.alias import AliasTable, alias_table
+from foreshard.simulator.histogram import HistogramLaw, histogram_law
 from foreshard.simulator.workload import Access
 from foreshard.topologies.errors import InputError
 
@@ -147,7 +148,7 @@ class Law:
     def _tail_rank(self, share: FloatArray) -> IntArray:
         """Row of the tail at which the tail's cumulative share reaches `share`: the integral inverted."""
         if not self.zipf:
-            return np.asarray(share * self.tail_rows, dtype=np.int64)
+            return np.minimum((share * self.tail_rows).astype(np.int64), self.tail_rows - 1)
         low, high = self.first_tail - 0.5, self.first_tail + self.tail_rows - 0.5
         target = share * _integral(low, high, self.zipf)
         power = (1 - self.zipf) * target * low ** (self.zipf - 1)
@@ -175,12 +176,14 @@ def _rest_law(rest: float, heavy: FloatArray, rows: int, access: Access) -> tupl
 
 
 @lru_cache(maxsize=4096)
-def law_of(num_embeddings: int, access: Access) -> Law:
+def law_of(num_embeddings: int, access: Access) -> Law | HistogramLaw:
     """Return the popularity law of a table of `num_embeddings` rows.
 
     A table with no more rows than `heavy_hitters` keeps the largest of them, scaled to one. Raises InputError if the
-    heavy hitters together take more than all ids.
+    heavy hitters together take more than all ids, or the histogram contradicts itself or the table.
     """
+    if access.histogram:
+        return histogram_law(num_embeddings, access, HEAD_ROWS)
     if sum(access.heavy_hitters) > 1 + 1e-9:
         total = sum(access.heavy_hitters)
         raise InputError(f"heavy_hitters sum to {total:g} of all ids: they are shares and may sum to 1 at most")

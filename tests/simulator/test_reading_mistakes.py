@@ -165,7 +165,7 @@ MISTAKES: dict[str, tuple[str, Any, str]] = {
     "unknown access key": (f"{FIRST}/access/zip", 1, "workload.tables.user_id.access.zip: unknown key; did you mean 'zipf'?"),
     "access a number": (
         f"{FIRST}/access", 1.05,
-        "workload.tables.user_id.access = 1.05: expected a table with the keys zipf, shift, heavy_hitters, locality, order",
+        "workload.tables.user_id.access = 1.05: expected a table with the keys zipf, shift, heavy_hitters, locality, order, histogram, histogram_rows, histogram_ids",
     ),
     "heavy hitter above one": (
         f"{FIRST}/access/heavy_hitters", [0.5, 1.5],
