@@ -10,6 +10,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from foreshard.simulator.gloo import gloo_all_to_all
 from foreshard.simulator.loads import Flows, Loads
 from foreshard.simulator.lowering import Draft, Phase
 from foreshard.simulator.machine_constants import machine_constant
@@ -27,6 +28,8 @@ IntArray = NDArray[np.int64]
 def pairwise(template: Template, traffic: PairBytes) -> Draft:
     """Return the all-to-all as NCCL's users write it: one grouped send/recv for each pair of ranks."""
     loads = _pair_loads(template, traffic)
+    if template.members.cluster.backend == "gloo":
+        return gloo_all_to_all(template.members, loads)
     step = _step(template.members, loads, _remote_peers(template, traffic))
     return Draft("pairwise", (step,), loads.nominal_s, loads.busiest)
 
@@ -67,9 +70,8 @@ def _step(members: Members, loads: Loads, peers: int) -> Phase:
     nic_s = loads.only("network").nominal_s
     latency = constant("all_to_all_base_s")
     if peers:
-        latency += constant("all_to_all_hops") * members.network_latency_s(nic_s) + peers * constant(
-            "all_to_all_peer_s"
-        )
+        latency += peers * constant("all_to_all_peer_s")
+        latency += constant("all_to_all_hops") * members.network_latency_s(nic_s)
     nvlink_s = loads.only("nvlink").nominal_s / constant("all_to_all_nvlink_share")
     return Phase(latency, loads.links, loads.nbytes, max(nvlink_s, nic_s / constant("all_to_all_network_share")))
 

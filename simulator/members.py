@@ -150,8 +150,7 @@ class Members:
         Between idle and loaded it grows linearly, and it is loaded once the transfer takes as long as that latency.
         """
         idle = max(machine_constant(self.cluster, "network_latency_s"), self.hop_s)
-        loaded = self.cluster.constants.get("loaded_network_latency_s")
-        full = max(idle, loaded.value if loaded else 0.0)
+        full = max(machine_constant(self.cluster, "loaded_network_latency_s"), idle)
         return idle + (full - idle) * min(1.0, nic_s / full) if full > 0 else 0.0
 
 

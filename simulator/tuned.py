@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from foreshard.simulator.gloo import gloo_ring
 from foreshard.simulator.loads import Loads
 from foreshard.simulator.lowering import Draft, Phase
 from foreshard.simulator.machine_constants import machine_constant
@@ -35,9 +36,11 @@ def tuned(template: Template, kind: CollectiveKind, nbytes: float) -> Draft:
 def _draft(members: Members, kind: CollectiveKind, nbytes: float) -> Draft:
     if members.size == 1 or nbytes <= 0:
         return Draft("none", (), 0.0, None)
+    necessary = _necessary(members, kind).times(nbytes)
+    if members.cluster.backend == "gloo":
+        return gloo_ring(members, kind, nbytes, necessary)
     runs = [_run(members, kind, choice, nbytes) for choice in choices(kind, members.shape)]
     run = min(runs, key=lambda run: run.total_s)
-    necessary = _necessary(members, kind).times(nbytes)
     return Draft(" ".join(run.choice), (run.phase,), necessary.nominal_s, necessary.busiest)
 
 

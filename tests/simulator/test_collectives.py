@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from foreshard.simulator.collectives import check_bound, lower
 from foreshard.simulator.layout import Groups
 from foreshard.simulator.program import Collective
+from foreshard.simulator.single import alone_s, run_one, uniform_collective
 from foreshard.simulator.traffic import PairBytes
+from foreshard.topologies.cluster import Cluster
+from foreshard.topologies.clusterfile import parse_cluster
 from foreshard.topologies.errors import BoundViolationError
 from foreshard.topologies.presets import load_preset
 
@@ -20,14 +25,6 @@ def world(cluster, kind, nbytes):
     return Collective(kind=kind, groups=Groups.world(cluster.size), traffic=traffic, nbytes=(nbytes,))
 
 
-def ideal_time(cluster, lowered):
-    """Seconds when nothing else runs."""
-    return sum(
-        phase.latency_s + max(phase.floor_s, (phase.nbytes / cluster.link_usable[phase.links]).max(initial=0.0))
-        for phase in lowered.phases
-    )
-
-
 @pytest.mark.parametrize("kind", ["all_to_all", *KINDS])
 @pytest.mark.parametrize("nodes", [1, 2, 3, 4])
 @pytest.mark.parametrize("nbytes", [8.0, 2.0**20, 2.0**30])
@@ -35,7 +32,7 @@ def test_no_collective_is_faster_than_its_bound(kind, nodes, nbytes):
     cluster = load_preset("p5.48xlarge", nodes=nodes)
     (lowered,) = lower(cluster, world(cluster, kind, nbytes))
     assert lowered.bound_s >= 0
-    check_bound(kind, ideal_time(cluster, lowered), lowered)
+    check_bound(kind, alone_s(cluster, lowered), lowered)
 
 
 def test_a_time_below_its_bound_is_a_bug():
@@ -58,3 +55,87 @@ def test_what_stays_on_the_rank_loads_no_link():
     traffic = PairBytes.dense(np.diag(np.full(8, 1e9)))
     (lowered,) = lower(cluster, Collective(kind="all_to_all", groups=Groups.world(8), traffic=(traffic,)))
     assert sum(phase.nbytes.sum() for phase in lowered.phases) == 0
+
+
+# -- algorithms and protocols -------------------------------------------------------------------------------------
+
+
+def algorithm(cluster, kind, nbytes, ranks=None):
+    (lowered,) = lower(cluster, uniform_collective(kind, range(cluster.size) if ranks is None else ranks, nbytes))
+    return lowered.algorithm
+
+
+@pytest.mark.parametrize(
+    ("name", "nodes", "kind", "nbytes", "expected"),
+    [
+        ("p5.48xlarge", 1, "all_reduce", 8.0, "ring LL"),
+        ("p5.48xlarge", 1, "all_reduce", 2.0**30, "nvls Simple"),
+        ("p5.48xlarge", 2, "all_reduce", 8.0, "tree LL"),
+        ("p5.48xlarge", 2, "all_reduce", 2.0**30, "nvls_tree Simple"),
+        ("p5.48xlarge", 4, "all_gather", 2.0**25, "ring LL128"),
+        ("p5.48xlarge", 4, "all_gather", 2.0**31, "ring Simple"),
+        ("dgx-a100", 1, "all_reduce", 2.0**30, "ring Simple"),
+        ("p4d.24xlarge", 2, "all_reduce", 2.0**30, "tree Simple"),
+    ],
+)
+def test_the_protocol_follows_the_size_and_the_algorithm_the_machine(name, nodes, kind, nbytes, expected):
+    assert algorithm(load_preset(name, nodes), kind, nbytes) == expected
+
+
+def test_one_rank_a_node_gathers_a_little_by_pat_and_much_by_a_ring():
+    cluster = load_preset("dgx-h100", 16)
+    ranks = range(0, cluster.size, 8)
+    assert algorithm(cluster, "all_gather", 2.0**12, ranks) == "pat Simple"
+    assert algorithm(cluster, "all_gather", 2.0**32, ranks).startswith("ring")
+
+
+def test_switches_reduce_on_hopper_and_not_on_ampere():
+    assert "nvls" in algorithm(load_preset("dgx-h100", 1), "all_reduce", 2.0**32)
+    assert "nvls" not in algorithm(load_preset("dgx-a100", 1), "all_reduce", 2.0**32)
+
+
+def test_ll128_is_not_used_without_nvlink():
+    sizes = [2.0**power for power in range(3, 34)]
+    cluster = load_preset("pcie-4x", 2)
+    assert not any("LL128" in algorithm(cluster, "all_reduce", nbytes) for nbytes in sizes)
+
+
+def test_a_group_of_one_rank_moves_nothing():
+    cluster = load_preset("p5.48xlarge", 1)
+    assert algorithm(cluster, "all_reduce", 1e9, [3]) == "none"
+
+
+def test_gloo_has_its_own_collectives():
+    cluster = Cluster(replace(load_preset("pcie-4x", 1).spec, backend="gloo"))
+    assert algorithm(cluster, "all_reduce", 1e6) == "gloo ring"
+    assert algorithm(cluster, "all_to_all", 1e6) == "gloo pairwise"
+
+
+# -- the graph matters --------------------------------------------------------------------------------------------
+
+
+def described(fabric):
+    text = f'schema = 1\npreset = "dgx-h100"\nname = "case"\n[fabric]\n{fabric}\nsource = "made up for tests"\n'
+    return Cluster(parse_cluster(text, where="case", nodes=8))
+
+
+def test_oversubscribed_leaves_slow_an_all_to_all_and_are_named_as_the_bottleneck():
+    flat = run_one(described('kind = "single_switch"'), "all_to_all", 2.0**32)
+    two_to_one = run_one(
+        described('kind = "leaf_spine"\nnodes_per_leaf = 2\noversubscription = 4.0'), "all_to_all", 2.0**32
+    )
+    assert two_to_one.time_s > 3 * flat.time_s
+    assert "spine" in two_to_one.bottleneck
+
+
+def test_a_slower_link_that_nobody_uses_changes_nothing():
+    whole = run_one(load_preset("p5.48xlarge", 2), "all_to_all", 2.0**30)
+    slower = run_one(load_preset("p5.48xlarge", 2, {"*mem*": 0.1}), "all_to_all", 2.0**30)
+    assert slower.time_s == whole.time_s
+
+
+def test_a_half_nic_halves_a_ring_and_is_named():
+    whole = run_one(load_preset("p5.48xlarge", 2), "all_gather", 2.0**34)
+    halved = run_one(load_preset("p5.48xlarge", 2, {"node1/nic3->leaf*": 0.5}), "all_gather", 2.0**34)
+    assert halved.time_s / whole.time_s == pytest.approx(2.0, rel=0.1)
+    assert halved.bottleneck.startswith("node1/nic3->")
