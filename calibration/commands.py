@@ -11,7 +11,7 @@ from tabulate import tabulate
 
 from foreshard.calibration.log_comparison import compare_log
 from foreshard.calibration.nccl_tests import read_nccl_log
-from foreshard.simulator.collectives import AllToAll
+from foreshard.simulator.collectives import ASSUMPTIONS, AllToAll
 from foreshard.simulator.program import CollectiveKind
 from foreshard.simulator.single import CollectiveResult, run_one
 from foreshard.topologies.cluster import Cluster
@@ -53,6 +53,7 @@ def collective(
         compared = compare_log(read_nccl_log(log), cluster, kind, steps)
         rows += compared.to_rows()
         texts.append(compared.to_text())
+    texts.append("assumed:\n" + "\n".join(f"  {sentence}" for sentence in ASSUMPTIONS))
     click.echo(json.dumps(rows, indent=2, allow_nan=False) if as_json else "\n\n".join(texts))
 
 

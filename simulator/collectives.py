@@ -18,9 +18,19 @@ from foreshard.simulator.tuned import tuned
 from foreshard.topologies.cluster import Cluster
 from foreshard.topologies.errors import BoundViolationError
 
-__all__ = ["AllToAll", "Lowered", "Phase", "check_bound", "lower"]
+__all__ = ["ASSUMPTIONS", "AllToAll", "Lowered", "Phase", "check_bound", "lower"]
 
 AllToAll = Literal["pairwise", "hierarchical"]
+
+ASSUMPTIONS = (
+    "a NIC sustains the same share of its rate with any number of peers; every further peer only costs its posting "
+    "(measured on p5 for 8 to 56 peers)",
+    "flows share links by max-min fairness; no congestion collapse, no retransmission, no noise of other jobs",
+    "the algorithm is the one predicted fastest with NCCL's documented constants, as NCCL itself chooses, whatever a "
+    "tuner plugin or an environment variable would force",
+    "connections are set up; what a rank sends to itself is a copy inside its memory and takes no link",
+)
+"""What every prediction of a collective assumes, one sentence each."""
 
 
 def lower(cluster: Cluster, collective: Collective, all_to_all: AllToAll = "pairwise") -> tuple[Lowered, ...]:

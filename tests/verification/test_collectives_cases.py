@@ -215,3 +215,11 @@ def test_going_to_a_second_node_is_the_large_step():
     assert two > 30 * one
     assert eight < 2 * two
     assert four < eight
+
+
+def test_small_all_to_alls_over_efa_take_what_another_cluster_measured():
+    # bottlerocket-os/bottlerocket-kernel-kit#313: 2 x 8 GPUs over EFA, instance not named, out-of-place times in us.
+    measured = {2048: 106.88, 4096: 108.09, 8192: 104.22, 16384: 111.35, 32768: 114.40, 65536: 122.32, 131072: 129.31}
+    cluster = load_preset("p5.48xlarge", 2)
+    for nbytes, reported in measured.items():
+        assert run_one(cluster, "all_to_all", nbytes).time_s * 1e6 == pytest.approx(reported, rel=0.20)
