@@ -98,6 +98,10 @@ class Distribution:
         """Return the parts that `hash_part` puts the rows in; which tail rows a part has counts as chance."""
         return _hash_parts(self.law, self.access, self.key, parts)
 
+    def parts_by(self, find: Callable[[IntArray], IntArray], shares: FloatArray) -> RowParts:
+        """Return the parts that `find` puts rows in; which tail rows a part has counts as chance, in these `shares`."""
+        return _ScatteredParts(self, find(self._head_rows()), shares)
+
     def share_deviation(self, parts: int, *, hashed: bool) -> float:
         """Return the standard deviation of the true share of one of `parts` equal parts around the expected one.
 

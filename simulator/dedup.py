@@ -92,4 +92,4 @@ def deduplicate(batch: JaggedBatch, tables: Sequence[ShardedTable]) -> Deduplica
 
 
 def _one_sequence(table: Table) -> Table:
-    return replace(table, feature_names=(), pooling="none", pooling_factor=1.0)
+    return replace(table, feature_names=(), pooling="none", pooling_factor=1.0, num_poolings=1.0)

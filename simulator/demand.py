@@ -6,7 +6,7 @@ distributions) or exact (one sampled or recorded batch). The step program turns 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import numpy as np
 from numpy.typing import NDArray
@@ -45,7 +45,8 @@ class FamilyDemand:
     `ids` and `lengths` are all-to-alls in the sharding groups, counted in ids and in lengths, from batch owner to
     row owner. `output` lists the exchanges of the forward in order, counted in elements, row owner to batch owner:
     an all_to_all for table-wise and column-wise kinds, a reduce_scatter for row-wise pooled tables, both for
-    table_row_wise and grid_shard. The backward mirrors them in reverse order.
+    table_row_wise and grid_shard. The backward mirrors them in reverse order. `weight_bytes` and `weight_elements`
+    [ranks] are those of the rank's shards.
     """
 
     sharding: ShardingType
@@ -56,6 +57,8 @@ class FamilyDemand:
     lengths: Collective
     output: tuple[Collective, ...]
     local: LocalDemand
+    weight_bytes: FloatArray
+    weight_elements: FloatArray
 
     @property
     def imbalance(self) -> float:
@@ -66,11 +69,11 @@ class FamilyDemand:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class ReplicaDemand:
-    """What replicas must synchronise; `groups` are the replica groups, arrays are [ranks].
+    """What replicas must synchronise at once; `groups` are ranks that hold the same rows, arrays are [ranks].
 
-    `weight_bytes` and `weight_elements` of the rank's shards, `state_elements` optimizer state elements kept with
-    them (fp32). `touched_rows` and `touched_elements`: distinct rows of the rank's step and their elements;
-    `union_rows`, `union_elements`: distinct over all replicas of the shard.
+    `weight_bytes` and `weight_elements` of what the rank holds in common with its group, `state_elements` optimizer
+    state elements kept with them (fp32). `touched_rows` and `touched_elements`: those of its distinct rows that the
+    rank's step touched; `union_rows`, `union_elements`: distinct over all ranks of the group.
     """
 
     groups: Groups
@@ -90,7 +93,8 @@ class Demand:
     `families` in the order table_wise, column_wise, table_column_wise, row_wise, table_row_wise, grid_shard, pooled
     before sequence. `data_parallel` is the row work of replicated tables, `data_parallel_elements` their weight
     elements, whose dense gradients join the dense all-reduce. `batch_ids` and `batch_lengths` [ranks] are the ids
-    and lengths of the rank's own batch, as they come from the host.
+    and lengths of the rank's own batch, as they come from the host. `replica_rounds` is what replicas synchronise, in
+    turn: whole shards in one round where sharding groups have one size, else pieces that shards have in common.
     """
 
     world_size: int
@@ -99,4 +103,14 @@ class Demand:
     data_parallel_elements: float
     batch_ids: FloatArray
     batch_lengths: FloatArray
-    replica: ReplicaDemand
+    replica_rounds: tuple[ReplicaDemand, ...]
+
+    @property
+    def replica(self) -> ReplicaDemand:
+        """What each rank synchronises in all rounds together; in several, the groups are all ranks."""
+        if len(self.replica_rounds) == 1:
+            return self.replica_rounds[0]
+        names = [item.name for item in fields(ReplicaDemand) if item.name != "groups"]
+        zero = np.zeros(self.world_size)
+        totals = {name: sum((getattr(one, name) for one in self.replica_rounds), start=zero) for name in names}
+        return ReplicaDemand(groups=Groups.world(self.world_size), **totals)

@@ -16,7 +16,7 @@ from foreshard.simulator.rows import part_finder, parts_with_rows
 from foreshard.simulator.sharding import ShardedTable
 from foreshard.simulator.workload import BYTES_PER_ELEMENT
 
-__all__ = ["FamilyCounts", "TouchedRows", "shards_at_owners", "shards_held"]
+__all__ = ["FamilyCounts", "TouchedRows", "shards_at_owners", "shards_held", "union_of"]
 
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
@@ -54,13 +54,14 @@ class FamilyCounts:
         self._count(rank, samples, slots_of(tables), count_requests(batch, tables, self._layout.group_size))
 
     def _count(self, rank: int, samples: int, slots: Sequence[Slot], requests: IntArray) -> None:
-        """Add `requests` [members, slots] of one rank; a pooled slot returns one vector a sample from every owner."""
+        """Add `requests` [members, slots] of one rank; every owner returns a vector for every bag of a pooled slot."""
         members = self._layout.sharding.members[self._layout.sharding.group_of[rank]]
         width = np.array([slot.width for slot in slots], dtype=np.float64)
         pooled = np.array([slot.table.table.pooling != "none" for slot in slots], dtype=bool)
-        vectors = np.where(pooled, samples * _lanes(slots, len(members), empty=False), requests)
+        bags = samples * np.array([slot.table.table.num_poolings for slot in slots])
+        vectors = np.where(pooled, bags * _lanes(slots, len(members), empty=False), requests)
         self.ids[rank] = requests.sum(axis=1)
-        self.lengths[rank] = samples * _lanes(slots, len(members), empty=True).sum(axis=1)
+        self.lengths[rank] = _lanes(slots, len(members), empty=True) @ bags
         self.vectors[rank] = vectors @ width
         self.lookups[members] += self.ids[rank]
         self.lookup_bytes[members] += requests @ np.array([_read_bytes(slot) for slot in slots], dtype=np.float64)
@@ -87,17 +88,12 @@ class TouchedRows:
         """Remember the distinct ids of one rank's batch."""
         for sharded, found in zip(self.tables, self._found, strict=True):
             ids = [batch.ids(feature) for feature in sharded.table.features]
-            found.append(_distinct(ids, sharded.table.num_embeddings))
-
-    def add_rows(self, rows: Sequence[IntArray]) -> None:
-        """Remember distinct rows, one array a table."""
-        for found, one in zip(self._found, rows, strict=True):
-            found.append(one)
+            found.append(union_of(ids, sharded.table.num_embeddings))
 
     def take(self) -> list[IntArray]:
         """Return the distinct rows of every table over all batches added, and forget them."""
         taken = [
-            _distinct(found, sharded.table.num_embeddings)
+            union_of(found, sharded.table.num_embeddings)
             for sharded, found in zip(self.tables, self._found, strict=True)
         ]
         self._found = [[] for _ in self.tables]
@@ -112,7 +108,8 @@ class TouchedRows:
         return total
 
 
-def _distinct(ids: Sequence[IntArray], num_embeddings: int) -> IntArray:
+def union_of(ids: Sequence[IntArray], num_embeddings: int) -> IntArray:
+    """The distinct rows among all `ids` of one table, ascending."""
     return distinct_ids(np.concatenate([np.empty(0, dtype=np.int64), *ids]), num_embeddings)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -11,7 +11,7 @@ from tqdm import tqdm
 
 from foreshard.simulator.batches import JaggedBatch
 from foreshard.simulator.demand import Demand, FamilyDemand, LocalDemand, ReplicaDemand
-from foreshard.simulator.exact_counts import FamilyCounts, TouchedRows, shards_at_owners, shards_held
+from foreshard.simulator.exact_counts import FamilyCounts, TouchedRows, shards_at_owners, shards_held, union_of
 from foreshard.simulator.expectation import FAMILY_ORDER
 from foreshard.simulator.layout import Groups, Layout, ResolvedLayout, resolve_layout
 from foreshard.simulator.program import Collective
@@ -24,7 +24,7 @@ from foreshard.simulator.traffic import PairBytes
 from foreshard.simulator.workload import Workload
 from foreshard.topologies.errors import InputError
 
-__all__ = ["exact_demand"]
+__all__ = ["CountedStep", "count_step", "exact_demand"]
 
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
@@ -32,9 +32,10 @@ IntArray = NDArray[np.int64]
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class _Family:
-    """One sharding kind, pooled or sequence: its counts, the distinct rows of the group being counted and of all.
+    """One sharding kind, pooled or sequence: its counts and the distinct rows of the group being counted.
 
-    `touched` [3, ranks] holds rows, elements and weight bytes of the distinct rows at their owners.
+    `rows` [groups][tables] are the distinct rows of the groups counted so far; `touched` [3, ranks] holds rows,
+    elements and weight bytes of the distinct rows at their owners.
     """
 
     sharding: ShardingType
@@ -42,8 +43,16 @@ class _Family:
     tables: tuple[ShardedTable, ...]
     counts: FamilyCounts
     group_rows: TouchedRows
-    world_rows: TouchedRows
+    rows: list[list[IntArray]]
     touched: FloatArray
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class CountedStep:
+    """The demand of a step and the distinct rows of every sharded table, group by group, [groups]."""
+
+    demand: Demand
+    rows: Mapping[str, tuple[IntArray, ...]]
 
 
 def exact_demand(
@@ -58,11 +67,26 @@ def exact_demand(
 ) -> Demand:
     """Return the demand of the step in which rank r trains on `batches[r]`, counted in ids, rows and elements.
 
-    `sharded` comes from `resolve_plan`; `node_of` [ranks] is each rank's node. Batches are asked for one by one, each
-    once, group by group, so that they may be drawn or read on demand; a terminal sees progress after 2 s. With `dedup`
-    every rank asks for an id of a table once and pools by itself. Raises InputError if there is not one batch a rank,
-    a feature is missing or an id lies outside its table.
+    All groups have one size. `sharded` comes from `resolve_plan`; `node_of` [ranks] is each rank's node. Batches are
+    asked for one by one, each once, group by group, so that they may be drawn or read on demand; a terminal sees
+    progress after 2 s. With `dedup` every rank asks for an id of a table once and pools by itself. A batch does not
+    tell a sample's bags of a feature apart, so their mean number, `num_poolings`, is counted. Raises InputError if
+    there is not one batch a rank, a feature is missing or an id lies outside its table.
     """
+    return count_step(workload, sharded, layout, node_of, batches, optimizer=optimizer, dedup=dedup).demand
+
+
+def count_step(
+    workload: Workload,
+    sharded: tuple[ShardedTable, ...],
+    layout: ResolvedLayout,
+    node_of: IntArray,
+    batches: Sequence[JaggedBatch],
+    *,
+    optimizer: Optimizer = "rowwise_adagrad",
+    dedup: bool = False,
+) -> CountedStep:
+    """Return what `exact_demand` returns, together with the rows that were touched."""
     if len(batches) != layout.world_size:
         raise InputError(
             f"{len(batches)} batches are given for {layout.world_size} ranks: give one batch for each rank"
@@ -77,15 +101,22 @@ def exact_demand(
                 progress.update()
             for family in families:
                 _take_rows(family, members)
-    return Demand(
+    demand = Demand(
         world_size=layout.world_size,
         families=tuple(_family_demand(family, layout, node_of) for family in families),
         data_parallel=_local(replicated, np.zeros(layout.world_size, dtype=np.int64)),
         data_parallel_elements=float(sum(t.table.num_embeddings * t.table.embedding_dim for t in replicated.tables)),
         batch_ids=sizes[0],
         batch_lengths=sizes[1],
-        replica=_replica(families, layout, optimizer),
+        replica_rounds=(_replica(families, layout, optimizer),),
     )
+    return CountedStep(demand=demand, rows=dict(row for family in families for row in _rows(family)))
+
+
+def _rows(family: _Family) -> Iterator[tuple[str, tuple[IntArray, ...]]]:
+    """(Table, its distinct rows in every group) of a family."""
+    for table, rows in zip(family.tables, zip(*family.rows, strict=True), strict=True):
+        yield table.table.name, rows
 
 
 def _families(sharded: Sequence[ShardedTable], layout: ResolvedLayout, dedup: bool) -> list[_Family]:
@@ -103,7 +134,7 @@ def _family(
         tables=tuple(tables),
         counts=FamilyCounts(tables, layout, dedup=dedup),
         group_rows=TouchedRows(tables),
-        world_rows=TouchedRows(tables),
+        rows=[],
         touched=np.zeros((3, layout.world_size)),
     )
 
@@ -130,7 +161,8 @@ def _count_rank(
     _take_rows(replicated, np.array([rank]))
     lengths = dict(zip(batch.features, batch.lengths.sum(axis=1).tolist(), strict=True))
     used = [feature for table in workload.tables for feature in table.features]
-    sizes[:, rank] = sum(lengths[feature] for feature in used), batch.samples * len(used)
+    bags = batch.samples * sum(table.poolings_per_sample for table in workload.tables)
+    sizes[:, rank] = sum(lengths[feature] for feature in used), bags
 
 
 def _take_rows(family: _Family, members: IntArray) -> None:
@@ -138,7 +170,7 @@ def _take_rows(family: _Family, members: IntArray) -> None:
     rows = family.group_rows.take()
     family.touched[:, members] = family.group_rows.at_owners(rows, len(members))
     if family.sharding != "data_parallel":
-        family.world_rows.add_rows(rows)
+        family.rows.append(rows)
 
 
 def _local(family: _Family, position_of: IntArray) -> LocalDemand:
@@ -158,6 +190,7 @@ def _local(family: _Family, position_of: IntArray) -> LocalDemand:
 
 def _family_demand(family: _Family, layout: ResolvedLayout, node_of: IntArray) -> FamilyDemand:
     counts, groups = family.counts, layout.sharding
+    held = _held(family, layout.group_size, "sgd")
     return FamilyDemand(
         sharding=family.sharding,
         pooled=family.pooled,
@@ -167,6 +200,8 @@ def _family_demand(family: _Family, layout: ResolvedLayout, node_of: IntArray) -
         lengths=_all_to_all(groups, [counts.lengths[members] for members in groups.members]),
         output=_output(family, layout, node_of),
         local=_local(family, groups.position_of),
+        weight_bytes=held[2][groups.position_of],
+        weight_elements=held[1][groups.position_of],
     )
 
 
@@ -178,7 +213,7 @@ def _output(family: _Family, layout: ResolvedLayout, node_of: IntArray) -> tuple
     """The exchanges of the forward; deduplicated and sequence families return vectors id by id."""
     counts, groups = family.counts, layout.sharding
     if family.pooled and not counts.dedup and family.sharding == "row_wise":
-        columns = sum(len(table.table.features) * table.table.embedding_dim for table in family.tables)
+        columns = sum(table.table.poolings_per_sample * table.table.embedding_dim for table in family.tables)
         elements = tuple(float(counts.samples[members].sum()) * columns for members in groups.members)
         return (Collective(kind="reduce_scatter", groups=groups, nbytes=elements),)
     if family.pooled and not counts.dedup and family.sharding in ("table_row_wise", "grid_shard"):
@@ -204,18 +239,18 @@ def _columns_of_nodes(family: _Family, nodes: int, local: int) -> FloatArray:
     """Pooled columns, over all features, of the column slices that each node of the group holds, [nodes]."""
     columns = np.zeros(nodes)
     for slot in slots_of(family.tables):
-        columns[slot.table.owners[slot.column, 0] // local] += slot.width
+        columns[slot.table.owners[slot.column, 0] // local] += slot.width * slot.table.table.num_poolings
     return columns
 
 
 def _replica(families: Sequence[_Family], layout: ResolvedLayout, optimizer: Optimizer) -> ReplicaDemand:
+    assert layout.replica is not None
     position, members = layout.sharding.position_of, layout.group_size
     held, union = np.zeros((4, members)), np.zeros((3, members))
     touched = sum((family.touched for family in families), start=np.zeros((3, layout.world_size)))
     for family in families:
-        union += family.world_rows.at_owners(family.world_rows.take(), members)
-        for table in family.tables:
-            held += _weights(table, members, optimizer)
+        held += _held(family, members, optimizer)
+        union += family.group_rows.at_owners(_union(family), members)
     return ReplicaDemand(
         groups=layout.replica,
         weight_bytes=held[2][position],
@@ -226,6 +261,17 @@ def _replica(families: Sequence[_Family], layout: ResolvedLayout, optimizer: Opt
         union_rows=union[0][position],
         union_elements=union[1][position],
     )
+
+
+def _union(family: _Family) -> list[IntArray]:
+    """Distinct rows of every table over all groups."""
+    tables = zip(family.tables, zip(*family.rows, strict=True), strict=True)
+    return [union_of(rows, table.table.num_embeddings) for table, rows in tables]
+
+
+def _held(family: _Family, members: int, optimizer: Optimizer) -> FloatArray:
+    """(Rows, elements, weight bytes, optimizer state elements) of all tables at every position, [4, members]."""
+    return np.sum([_weights(table, members, optimizer) for table in family.tables], axis=0)
 
 
 def _weights(table: ShardedTable, members: int, optimizer: Optimizer) -> FloatArray:

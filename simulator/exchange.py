@@ -45,6 +45,8 @@ def family_demand(family: Family, layout: ResolvedLayout, node_of: IntArray) -> 
         lengths=_from_batches(layout.sharding, family.tally.of("lengths")),
         output=_output(family, layout, node_of),
         local=family.tally.local(layout.sharding.position_of),
+        weight_bytes=family.tally.of("weight_bytes")[layout.sharding.position_of],
+        weight_elements=family.tally.of("weight_elements")[layout.sharding.position_of],
     )
 
 

@@ -35,12 +35,21 @@ def expected_demand(
     layout: ResolvedLayout,
     node_of: IntArray,
     optimizer: Optimizer = "rowwise_adagrad",
+    *,
+    count_rows: bool = True,
 ) -> Demand:
-    """Return the expected demand of one step, counted in ids, rows and elements.
+    """Return the expected demand of one step, counted in ids, rows and elements; all groups have one size.
 
     `sharded` comes from `resolve_plan`; `node_of` [ranks] is each rank's node, which node-wise kinds exchange over.
+    Without `count_rows`, which take most of the time, distinct rows are left out: NaN.
     """
-    batch = Batch(size=workload.batch_size, ranks=layout.group_size, replicas=layout.replicas, optimizer=optimizer)
+    batch = Batch(
+        size=workload.batch_size,
+        ranks=layout.group_size,
+        replicas=layout.replicas,
+        optimizer=optimizer,
+        count_rows=count_rows,
+    )
     families = tuple(_families(sharded, batch, layout, node_of))
     replicated = [item.table for item in sharded if item.sharding == "data_parallel"]
     tables = [item.table for item in sharded]
@@ -53,7 +62,7 @@ def expected_demand(
         batch_lengths=np.full(
             layout.world_size, workload.batch_size * sum(table.poolings_per_sample for table in tables)
         ),
-        replica=_replica([tally for _, tally in families], layout),
+        replica_rounds=(_replica([tally for _, tally in families], layout),),
     )
 
 
@@ -84,6 +93,7 @@ def _data_parallel(tables: Sequence[Table], batch_size: int, world_size: int) ->
 
 
 def _replica(tallies: Sequence[Tally], layout: ResolvedLayout) -> ReplicaDemand:
+    assert layout.replica is not None
     position = layout.sharding.position_of
     zero = np.zeros(layout.world_size)
 

@@ -20,6 +20,7 @@ __all__ = [
     "part_finder",
     "part_rows",
     "parts_with_rows",
+    "rows_are_counted",
     "rows_held",
 ]
 
@@ -107,7 +108,7 @@ def rows_held(sharded: ShardedTable) -> IntArray:
 
     Of a hashed table with more than 64 rows a part the true number lies within about 1 / sqrt(rows a part) of this.
     """
-    if sharded.owner == "range" or sharded.row_parts == 1 or _is_large(sharded):
+    if sharded.owner == "range" or sharded.row_parts == 1 or not rows_are_counted(sharded):
         return np.diff(sharded.row_bounds)
     return _counted(sharded.table.num_embeddings, sharded.row_parts)
 
@@ -117,8 +118,9 @@ def parts_with_rows(sharded: ShardedTable) -> NDArray[np.bool_]:
     return rows_held(sharded) > 0
 
 
-def _is_large(sharded: ShardedTable) -> bool:
-    return sharded.table.num_embeddings > _COUNTED * sharded.row_parts
+def rows_are_counted(sharded: ShardedTable) -> bool:
+    """Whether `rows_held` counts the rows of each part of a hashed table, as it does for small ones."""
+    return sharded.table.num_embeddings <= _COUNTED * sharded.row_parts
 
 
 @lru_cache(maxsize=4096)
