@@ -135,7 +135,7 @@ class ResolvedLayout:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class SameSize:
-    """The sharding groups of one size: `layout` numbers their ranks anew, `ranks` [its ranks] are those of the world."""
+    """The sharding groups of one size: `layout` numbers their ranks anew, `ranks` [its ranks] are their true ranks."""
 
     layout: ResolvedLayout
     ranks: IntArray

@@ -58,7 +58,7 @@ class TablePieces:
         return np.unique(np.concatenate([cut.row_bounds for cut in self.cuts])), self.table.num_embeddings
 
     def _hash_edges(self) -> tuple[IntArray, int]:
-        """Where the range of hashes is cut, [pieces + 1], in units that every cut is a multiple of, and their number."""
+        """Where the range of hashes is cut, [pieces + 1], in units of which every cut is a multiple, and their number."""
         whole = lcm(*(cut.row_parts for cut in self.cuts))
         cuts = [np.arange(cut.row_parts + 1, dtype=np.int64) * (whole // cut.row_parts) for cut in self.cuts]
         return np.unique(np.concatenate(cuts)), whole
@@ -79,10 +79,9 @@ class TablePieces:
         """The function from ids to pieces."""
         if not self._hashed:
             return lambda ids: np.searchsorted(self._edges[1:], ids, side="right")
-        # Pieces and the parts of every cut are in order of hashes: a row's piece is the last that one of its parts begins.
-        first = [
-            np.searchsorted(part, np.arange(cut.row_parts)) for cut, part in zip(self.cuts, self.parts, strict=True)
-        ]
+        # Pieces and parts are in order of hashes, so a row lies in the last piece that one of its parts begins with.
+        cuts = tuple(zip(self.cuts, self.parts, strict=True))
+        first = [np.searchsorted(part, np.arange(cut.row_parts)) for cut, part in cuts]
         finders = [part_finder(cut) for cut in self.cuts]
 
         def find(ids: IntArray) -> IntArray:
