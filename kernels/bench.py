@@ -11,6 +11,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from importlib import import_module
 from itertools import product
 from statistics import median
 from typing import Any
@@ -93,7 +94,7 @@ def _seconds(device: CupyDevice, work: Callable[[], object]) -> float:
         end.record()
         end.synchronize()
         times.append(cuda.get_elapsed_time(begin, end) / 1e3)
-    return median(times[3:])
+    return float(median(times[3:]))
 
 
 def _copy_bandwidth(device: CupyDevice) -> float:
@@ -145,7 +146,7 @@ def _measured(device: CupyDevice, case: Case, copy: float) -> Iterator[tuple[Any
 def _torch_seconds(device: CupyDevice, table: Any, ids: Any, offsets: Any, gradients: Any) -> dict[str, float]:
     """embedding_bag, and its sparse backward with torch's Adagrad, on the same memory; empty without torch."""
     try:
-        import torch
+        torch = import_module("torch")
     except ImportError:
         return {}
     if not torch.cuda.is_available():

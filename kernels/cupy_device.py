@@ -6,6 +6,7 @@ import sys
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, ExitStack
 from functools import cache
+from importlib import import_module
 from typing import Any
 
 import numpy as np
@@ -26,7 +27,7 @@ _INSTALL = (
 def cupy_device() -> CupyDevice:
     """The CUDA devices of this process. Raises MissingDependencyError without CuPy, ForeshardError without a GPU."""
     try:
-        import cupy
+        cupy = import_module("cupy")
     except ImportError as error:
         raise MissingDependencyError(_INSTALL) from error
     return CupyDevice(cupy)
@@ -99,14 +100,14 @@ class CupyDevice:
 
     def on(self, *given: object) -> AbstractContextManager[Any]:
         """The device of the arrays, and torch's current stream where a tensor is among them, else CuPy's."""
-        numbers = {_device_number(item) for item in given} - {None}
+        numbers = sorted({number for item in given if (number := _device_number(item)) is not None})
         if len(numbers) > 1:
-            raise InputError(f"arrays lie on CUDA devices {sorted(numbers)}: expected all on one, move them there")
+            raise InputError(f"arrays lie on CUDA devices {numbers}: expected all on one, move them there")
         context = ExitStack()
         if numbers:
-            context.enter_context(self.xp.cuda.Device(next(iter(numbers))))
-        if any(_is_torch(item) and item.is_cuda for item in given):
-            stream = sys.modules["torch"].cuda.current_stream(next(iter(numbers)))
+            context.enter_context(self.xp.cuda.Device(numbers[0]))
+        if any(_is_torch(item) and _device_number(item) is not None for item in given):
+            stream = sys.modules["torch"].cuda.current_stream(numbers[0])
             context.enter_context(self.xp.cuda.ExternalStream(stream.cuda_stream))
         return context
 

@@ -34,20 +34,20 @@ def take_jagged(
 ) -> Jagged:
     """The jagged ids as device arrays. Raises InputError for wrong types and shapes; `checked` reads values too."""
     device, problems = group.device, Problems("look-up")
-    ids, offsets = device.take(ids, "ids"), device.take(offsets, name)
+    rows, spans = device.take(ids, "ids"), device.take(offsets, name)
     factors = None if weights is None else device.take(weights, "weights")
-    for array, what in ((ids, "ids"), (offsets, name)):
+    for array, what in ((rows, "ids"), (spans, name)):
         problems.dtype(array, what, _IDS)
         problems.shape(array, what, "[n]", array.ndim == 1)
-    bags = (offsets.size - 1) // group.num_features
-    whole = offsets.size > 0 and bags * group.num_features == offsets.size - 1
-    problems.shape(offsets, name, f"[{group.num_features} features x batch + 1]", whole)
+    bags = (spans.size - 1) // group.num_features
+    whole = spans.size > 0 and bags * group.num_features == spans.size - 1
+    problems.shape(spans, name, f"[{group.num_features} features x batch + 1]", whole)
     if factors is not None:
         problems.dtype(factors, "weights", ("float32",))
-        problems.shape(factors, "weights", f"{list(ids.shape)}, one for each id", factors.shape == ids.shape)
-    problems.unless(offsets.size - 1 < 2**31, f"{offsets.size - 1} bags: expected fewer than 2^31, split the batch")
+        problems.shape(factors, "weights", f"{list(rows.shape)}, one for each id", factors.shape == rows.shape)
+    problems.unless(spans.size - 1 < 2**31, f"{spans.size - 1} bags: expected fewer than 2^31, split the batch")
     problems.raise_any()
-    jagged = Jagged(ids=ids, offsets=offsets.astype(np.int64, copy=False), weights=factors, bags=bags)
+    jagged = Jagged(ids=rows, offsets=spans.astype(np.int64, copy=False), weights=factors, bags=bags)
     if checked:
         _check_values(group, jagged, name)
     return jagged

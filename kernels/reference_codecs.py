@@ -77,7 +77,7 @@ def _encode_int8(rows: FloatArray) -> NDArray[np.uint8]:
 
 
 def _encode_fp8(rows: FloatArray, form: Fp8) -> NDArray[np.uint8]:
-    scale = np.fmax.reduce(np.abs(rows), axis=1, keepdims=True) / np.float32(FP8_MAX[form])
+    scale = (np.fmax.reduce(np.abs(rows), axis=1, keepdims=True) / np.float32(FP8_MAX[form])).astype(np.float32)
     return _join(fp8_from_fp32(_scaled(rows, scale), form), scale)
 
 

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from foreshard.kernels.number_formats import rows_from_fp32, rows_to_fp32
 from foreshard.kernels.reference_lookup import turns
+from foreshard.topologies.errors import InputError
 
 __all__ = ["LONG_SEGMENT", "RowWiseAdagrad", "Segments", "Sgd", "segment", "sum_segments", "update_rows"]
 
@@ -89,13 +90,14 @@ def update_rows(
     """Return (rows, momentum) after the step; `gradients` [ids, dim] are those of the looked-up vectors.
 
     `rows` [num_embeddings, dim] float32, float16 or uint16 (bf16) keep their type; `momentum` [num_embeddings] is fp32
-    and None for SGD. Neither is changed in place.
+    and None for SGD. Neither is changed in place. Raises InputError where AdaGrad has no momentum.
     """
     segments = segment(ids)
     sums = sum_segments(segments, gradients, chunk=chunk)
     steps = np.full(len(sums), optimizer.learning_rate, dtype=np.float32)
     if isinstance(optimizer, RowWiseAdagrad):
-        assert momentum is not None, "row-wise AdaGrad keeps an accumulator for every row"
+        if momentum is None:
+            raise InputError("row-wise AdaGrad needs momentum: give one float32 accumulator a row")
         momentum = momentum.copy()
         momentum[segments.rows] += _mean_square(sums)
         scaled = momentum[segments.rows] / np.float32(optimizer.replicas)
@@ -107,4 +109,4 @@ def update_rows(
 
 def _mean_square(sums: FloatArray) -> FloatArray:
     """Mean of squares of each row, summed in fp64 so that no order of fp32 additions is preferred."""
-    return np.square(sums, dtype=np.float64).mean(axis=1).astype(np.float32)
+    return np.asarray(np.square(sums, dtype=np.float64).mean(axis=1), dtype=np.float32)

@@ -128,10 +128,11 @@ def _counting_sort(device: Device, owners: Any, members: int, like: object) -> B
     return Bucketised(permutation=permutation, inverse=inverse, counts=totals)
 
 
-def deduplicate(ids: object, *, device: Device | None = None) -> tuple[Any, Any]:
+def deduplicate(ids: object, *, limit: int | None = None, device: Device | None = None) -> tuple[Any, Any]:
     """Return (distinct ids, ascending; the place of every id among them, int64), both of `ids` int64 [n].
 
-    Waits for the device once, for the number of distinct ids. Raises InputError for another dtype or shape.
+    A `limit` promises ids from 0 to `limit` - 1, such as num_embeddings, and lets them be sorted faster. Waits for the
+    device once, for the number of distinct ids. Raises InputError for another dtype or shape.
     """
     device = device or cupy_device()
     with device.on(ids):
@@ -142,5 +143,5 @@ def deduplicate(ids: object, *, device: Device | None = None) -> tuple[Any, Any]
         problems.raise_any()
         if not taken.size:
             return device.give(taken[:0], ids), device.give(taken[:0], ids)
-        segments = segment_keys(device, taken, inverse=True)
+        segments = segment_keys(device, taken, limit=limit, inverse=True)
         return device.give(segments.distinct[: int(segments.count[0])], ids), device.give(segments.inverse, ids)

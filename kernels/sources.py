@@ -29,6 +29,7 @@ KERNELS: dict[str, tuple[str, ...]] = {
     ),
     "segments.cu": (
         *_names("look_up_keys", _IDS),
+        "pack_keys",
         "mark_heads",
         "place_segments",
         *_names("check_ids", _IDS),

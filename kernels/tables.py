@@ -82,6 +82,7 @@ class TableGroup:
     steps: Any
     first_row: Any
     steps_per_tile: int
+    total_rows: int
 
     @property
     def width(self) -> int:
@@ -162,6 +163,7 @@ def _describe(device: Device, rows: tuple[Any, ...], states: tuple[Any, ...], fe
         steps=device.upload(steps),
         first_row=device.upload(_running(tables["rows"])),
         steps_per_tile=int(steps[-1]),
+        total_rows=int(tables["rows"].sum()),
     )
 
 

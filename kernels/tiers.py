@@ -99,7 +99,7 @@ class RowCache:
         if not ids.size:
             return slots, evicted
         self._launch("hash_parts", int(ids.size), (ids, np.int64(ids.size), np.uint32(self.sets), set_of))
-        groups = segment_keys(self.device, set_of)
+        groups = segment_keys(self.device, set_of, limit=self.sets)
         runs = (ids, groups.order, groups.distinct, groups.starts, groups.count)
         args = (self.tags, self.stamps, *runs, np.int64(step), np.int64(keep_from), slots, evicted)
         self._launch("insert_into_cache", int(ids.size) * WAYS, args)

@@ -12,7 +12,7 @@ from foreshard.kernels.device import MAX_GRID, SHARED_BYTES, WARP, Device, block
 from foreshard.kernels.lookup import Jagged, one_dim, require_one_bag, take_jagged
 from foreshard.kernels.reference_lookup import Mode
 from foreshard.kernels.reference_update import LONG_SEGMENT, RowWiseAdagrad, Sgd
-from foreshard.kernels.segments import DeviceSegments, segment_keys
+from foreshard.kernels.segments import DeviceSegments, position_bits, segment_values
 from foreshard.kernels.tables import TableGroup, lanes_for
 
 __all__ = ["update_pooled", "update_sequence"]
@@ -113,22 +113,23 @@ def _check(
     problems.raise_any()
 
 
-def _keys(backward: _Backward) -> Any:
-    """The row of every look-up, counted over all tables; fills `bag_of` on the way."""
+def _values(backward: _Backward, bits: int) -> Any:
+    """The row of every look-up, counted over all tables, and its position in `bits`; fills `bag_of` on the way."""
     group, jagged = backward.group, backward.jagged
     count = int(jagged.ids.size)
-    keys = group.device.xp.empty(count, dtype=np.int64)
+    values = group.device.xp.empty(count, dtype=np.int64)
     spans = (group.features, group.first_row, jagged.offsets, np.int64(jagged.bags), np.int32(group.num_features))
-    args = (*spans, jagged.ids, np.int64(count), keys, backward.bag_of)
+    args = (*spans, jagged.ids, np.int64(count), np.int32(bits), values, backward.bag_of)
     kernel = f"look_up_keys_{id_suffix(jagged.ids)}"
     group.device.launch(kernel, blocks_for(group.device, count), args, threads=group.device.threads)
-    return keys
+    return values
 
 
 def _update(backward: _Backward, optimizer: Sgd | RowWiseAdagrad, chunk: int) -> None:
     if not backward.jagged.ids.size:
         return
-    segments = segment_keys(backward.group.device, _keys(backward))
+    bits = position_bits(int(backward.jagged.ids.size), backward.group.total_rows)
+    segments = segment_values(backward.group.device, _values(backward, bits), bits)
     first_slot, partial = _sum_long_segments(backward, segments, chunk)
     _step(backward, optimizer, segments, chunk, first_slot, partial)
 

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from foreshard.kernels import reference as ref
 from foreshard.kernels.routing import FeatureRoute, bucketise, deduplicate, find_owners
+from foreshard.kernels.segments import position_bits
 from foreshard.simulator import hashing
 from foreshard.topologies.errors import InputError
 
@@ -90,6 +91,23 @@ def test_deduplication_equals_the_reference(on_cpu, ids, schedule):
     expected = ref.deduplicate(ids)
     assert np.array_equal(distinct, expected[0])
     assert np.array_equal(inverse, expected[1])
+
+
+@given(
+    ids=st.lists(st.integers(0, 2**40 - 1) | st.integers(0, 9), max_size=60),
+    limit=st.sampled_from([2**40, 2**57, 2**58, 2**63 - 1]),
+)
+def test_deduplication_with_a_limit_is_the_same_whether_keys_and_positions_fit_together_or_not(on_cpu, ids, limit):
+    ids = np.array(ids, dtype=np.int64)
+    distinct, inverse = deduplicate(ids, limit=limit, device=on_cpu())
+    assert np.array_equal(distinct, np.unique(ids))
+    assert np.array_equal(distinct[inverse], ids)
+
+
+@pytest.mark.parametrize(("count", "limit", "bits"), [(1, 1, 1), (2, 2**62, 1), (2, 2**62 + 1, 0), (1025, 2**52, 11)])
+def test_positions_share_63_bits_with_keys(count, limit, bits):
+    assert position_bits(count, limit) == bits
+    assert position_bits(count, None) == 0
 
 
 def test_the_inverse_kernel_undoes_a_permutation(on_cpu):
