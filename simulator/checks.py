@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from foreshard.simulator.histogram import histogram_problems
 from foreshard.simulator.layout import Layout, resolve_layout
-from foreshard.simulator.plan_checks import check_plan
+from foreshard.simulator.plan_checks import check_plan_by_size
 from foreshard.simulator.prediction import load_cluster
 from foreshard.simulator.scenario import ClusterChoice
 from foreshard.simulator.sharding import Plan
@@ -105,10 +105,9 @@ def check_together(
         yield from error.problems
         return
     if plan is not None and tables:
-        local = groups.local_group_size(cluster.node_of)
         read = {table.name: table for table in tables}
         known = Plan(default=plan.default, tables=tuple(pair for pair in plan.tables if pair[0] in read))
-        yield from _merged(check_plan(known, tuple(read.values()), groups.group_size, local))
+        yield from _merged(check_plan_by_size(known, tuple(read.values()), groups.group_shapes(cluster.node_of)))
 
 
 def _check_capacity(tables: Iterable[Table], cluster: Cluster) -> Iterator[str]:

@@ -119,12 +119,23 @@ class ResolvedLayout:
         boundaries = np.flatnonzero((nodes[:, 1:] != nodes[:, :-1]).any(axis=0)) + 1
         return int(np.gcd.reduce(boundaries, initial=self.group_size))
 
+    def group_shapes(self, node_of: IntArray) -> tuple[tuple[int, int], ...]:
+        """(Ranks of a group, neighbouring positions that share a node) for each size, as `by_size` orders them."""
+        return tuple(
+            (part.layout.group_size, part.layout.local_group_size(node_of[part.ranks])) for part in self.by_size()
+        )
+
     def by_size(self) -> tuple[SameSize, ...]:
         """The groups of each size as a layout of their own, sizes in the order in which they first occur."""
         if self.even:
             return (SameSize(layout=self, ranks=np.arange(self.world_size)),)
         sizes = dict.fromkeys(self.sharding.sizes.tolist())
         return tuple(self._of_size(size) for size in sizes)
+
+    def size_index(self, rank: int) -> int:
+        """Which of the sizes of `by_size` the sharding group of a rank has."""
+        sizes = list(dict.fromkeys(self.sharding.sizes.tolist()))
+        return sizes.index(int(self.sharding.sizes[self.sharding.group_of[rank]]))
 
     def _of_size(self, size: int) -> SameSize:
         groups = [group for group in self.sharding.members if len(group) == size]

@@ -58,7 +58,7 @@ class TablePieces:
         return np.unique(np.concatenate([cut.row_bounds for cut in self.cuts])), self.table.num_embeddings
 
     def _hash_edges(self) -> tuple[IntArray, int]:
-        """Where the range of hashes is cut, [pieces + 1], in units of which every cut is a multiple, and their number."""
+        """Where the range of hashes is cut, [pieces + 1], in units that divide every cut, and the number of units."""
         whole = lcm(*(cut.row_parts for cut in self.cuts))
         cuts = [np.arange(cut.row_parts + 1, dtype=np.int64) * (whole // cut.row_parts) for cut in self.cuts]
         return np.unique(np.concatenate(cuts)), whole

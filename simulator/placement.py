@@ -8,12 +8,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from foreshard.simulator.balance import Balance, shard_costs
-from foreshard.simulator.plan_checks import check_plan
+from foreshard.simulator.layout import ResolvedLayout
+from foreshard.simulator.plan_checks import check_plan, check_plan_by_size
 from foreshard.simulator.sharding import Plan, ShardedTable, TableSharding
 from foreshard.simulator.workload import Table
 from foreshard.topologies.errors import InputError
 
-__all__ = ["MIN_COLUMNS", "column_bounds", "default_column_shards", "resolve_plan", "row_bounds"]
+__all__ = [
+    "MIN_COLUMNS",
+    "column_bounds",
+    "default_column_shards",
+    "resolve_plan",
+    "resolve_plan_by_size",
+    "row_bounds",
+]
 
 IntArray = NDArray[np.int64]
 
@@ -65,6 +73,20 @@ def resolve_plan(
     cut = [_cut(table, sharding, group_size, local_group_size) for table, sharding in zip(tables, chosen, strict=True)]
     _place(cut, chosen, group_size, local_group_size)
     return tuple(cut)
+
+
+def resolve_plan_by_size(
+    plan: Plan, tables: tuple[Table, ...], layout: ResolvedLayout, node_of: IntArray
+) -> tuple[tuple[ShardedTable, ...], ...]:
+    """Return the tables cut for sharding groups of each size, sizes in the order of `layout.by_size()`.
+
+    `node_of` [ranks] is each rank's node. Raises InputError with every contradiction of plan, tables and layout.
+    """
+    shapes = layout.group_shapes(node_of)
+    problems = check_plan_by_size(plan, tables, shapes) if len(shapes) > 1 else []
+    if problems:
+        raise InputError(problems, where="plan")
+    return tuple(resolve_plan(plan, tables, size, local) for size, local in shapes)
 
 
 def _cut(table: Table, how: TableSharding, group_size: int, local: int) -> ShardedTable:

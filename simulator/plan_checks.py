@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from difflib import get_close_matches
 
 from foreshard.simulator.sharding import Plan, TableSharding
 from foreshard.simulator.workload import Table
 
-__all__ = ["check_plan"]
+__all__ = ["check_plan", "check_plan_by_size"]
 
 _COLUMN_KINDS = ("column_wise", "table_column_wise", "grid_shard")
 _ROW_KINDS = ("row_wise", "table_row_wise", "grid_shard")
@@ -25,6 +25,34 @@ def check_plan(plan: Plan, tables: tuple[Table, ...], group_size: int, local_gro
         where = f"table '{table.name}'" + ("" if table.name in shardings else " (plan.default)")
         problems += [f"{where}: {problem}" for problem in _check_table(table, how, group_size, local_group_size)]
     return problems
+
+
+def check_plan_by_size(plan: Plan, tables: tuple[Table, ...], shapes: Sequence[tuple[int, int]]) -> list[str]:
+    """Return all contradictions for sharding groups of several `shapes`, (ranks of a group, those in a node).
+
+    What is wrong in groups of some sizes only is told with these sizes.
+    """
+    sizes: dict[str, list[int]] = {}
+    for size, local in shapes:
+        for problem in check_plan(plan, tables, size, local):
+            sizes.setdefault(problem, []).append(size)
+    problems = [
+        problem if len(found) == len(shapes) else f"{problem} (in sharding groups of {' and '.join(map(str, found))})"
+        for problem, found in sizes.items()
+    ]
+    return [*problems, *_check_columns_by_size(plan, tables, {local for _, local in shapes})]
+
+
+def _check_columns_by_size(plan: Plan, tables: tuple[Table, ...], local: set[int]) -> Iterator[str]:
+    """A column slice is the same in all groups, or nothing is held in common that replicas could synchronise."""
+    shardings = dict(plan.tables)
+    for table in tables if len(local) > 1 else ():
+        how = shardings.get(table.name, plan.default)
+        if how.sharding == "grid_shard" and how.ranks and how.column_shards is None:
+            yield (
+                f"table '{table.name}': {len(how.ranks)} ranks of grid_shard make other column shards in groups that "
+                f"have {' or '.join(map(str, sorted(local)))} ranks on a node: give column_shards instead of ranks"
+            )
 
 
 def _check_names(plan: Plan, tables: tuple[Table, ...]) -> Iterator[str]:

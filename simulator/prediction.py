@@ -12,11 +12,11 @@ from foreshard.simulator.collectives import Lowered
 from foreshard.simulator.costs import CostModel
 from foreshard.simulator.demand import Demand
 from foreshard.simulator.engine import Engine, Timeline
-from foreshard.simulator.expectation import expected_demand
 from foreshard.simulator.layout import ResolvedLayout, Sync, resolve_layout
-from foreshard.simulator.placement import resolve_plan
+from foreshard.simulator.placement import resolve_plan_by_size
+from foreshard.simulator.plan_demand import exact_demand_of_plans, expected_demand_of_plans
 from foreshard.simulator.program import Collective, Op, StepProgram
-from foreshard.simulator.sampling import sampled_demand
+from foreshard.simulator.sampling import SampledBatches
 from foreshard.simulator.scenario import ClusterChoice, Scenario
 from foreshard.simulator.sharding import ShardedTable
 from foreshard.simulator.steps import build_program
@@ -51,6 +51,23 @@ class SyncSteps:
         """The step that exchanges the gradients of the rows it touched."""
         return self._step("gradients")
 
+    @cached_property
+    def fully_sharded(self) -> StepTrace:
+        """The step in which replicas hold parts of each other's weights."""
+        return self._step("fully_sharded")
+
+    def of(self, sync: Sync | None) -> StepTrace:
+        """The step with one way to synchronise, None for none."""
+        match sync:
+            case None:
+                return self.plain
+            case "weights":
+                return self.weights
+            case "gradients":
+                return self.gradients
+            case "fully_sharded":
+                return self.fully_sharded
+
     def average_weights_s(self, interval: int) -> float:
         """Mean step time in seconds when weights are averaged every `interval` steps."""
         if interval == 1:
@@ -67,25 +84,48 @@ class Prediction:
         self.layout: ResolvedLayout = resolve_layout(scenario.layout, self.cluster.size)
         self.costs = CostModel(self.cluster)
 
-    @cached_property
+    @property
     def local_group_size(self) -> int:
-        """Ranks of a sharding group that share a node."""
-        return self.layout.local_group_size(self.cluster.node_of)
+        """Ranks of a sharding group that share a node; of the first group where groups differ in size."""
+        return self.layout.group_shapes(self.cluster.node_of)[0][1]
 
     @cached_property
-    def sharded(self) -> tuple[ShardedTable, ...]:
-        """Every table with its owners in the sharding group."""
+    def plans(self) -> tuple[tuple[ShardedTable, ...], ...]:
+        """Every table with its owners in sharding groups of each size, sizes in the order of `layout.by_size()`."""
         scenario = self.scenario
-        return resolve_plan(scenario.plan, scenario.workload.tables, self.layout.group_size, self.local_group_size)
+        return resolve_plan_by_size(scenario.plan, scenario.workload.tables, self.layout, self.cluster.node_of)
+
+    @property
+    def sharded(self) -> tuple[ShardedTable, ...]:
+        """Every table with its owners in the sharding group; in the first one where groups differ in size."""
+        return self.plans[0]
+
+    def sharded_for(self, rank: int) -> tuple[ShardedTable, ...]:
+        """Every table with its owners in the sharding group of a rank."""
+        return self.plans[self.layout.size_index(rank)]
 
     @cached_property
     def demand(self) -> Demand:
         """Ids, vectors and rows that one step asks of every rank."""
-        arguments = (self.scenario.workload, self.sharded, self.layout, self.cluster.node_of)
-        execution = self.scenario.execution
+        return self._demand(count_rows=True)
+
+    @cached_property
+    def memory_demand(self) -> Demand:
+        """The demand as far as memory depends on it: unless replicas exchange rows, distinct rows are left out."""
+        exchanged = self.layout.replicas > 1 and self.scenario.layout.sync == "gradients"
+        if exchanged or "demand" in self.__dict__ or self.scenario.execution.routing == "sampled":
+            return self.demand
+        return self._demand(count_rows=False)
+
+    def _demand(self, *, count_rows: bool) -> Demand:
+        workload, execution = self.scenario.workload, self.scenario.execution
+        layout, node_of = self.layout, self.cluster.node_of
         if execution.routing == "sampled":
-            return sampled_demand(*arguments, seed=execution.seed, optimizer=execution.optimizer)
-        return expected_demand(*arguments, optimizer=execution.optimizer)
+            batches = SampledBatches(workload, layout.world_size, execution.seed)
+            return exact_demand_of_plans(workload, self.plans, layout, node_of, batches, optimizer=execution.optimizer)
+        return expected_demand_of_plans(
+            workload, self.plans, layout, node_of, execution.optimizer, count_rows=count_rows
+        )
 
     def program(self, sync: Sync | None) -> StepProgram:
         """The step program with replicas synchronised by `sync`."""
@@ -94,12 +134,9 @@ class Prediction:
     @cached_property
     def trace(self) -> StepTrace:
         """The step a reader wants to see: with its synchronisation if that happens every step, else without."""
-        layout = self.scenario.layout
         if self.sync is None:
             return simulate_program(self.program(None), self.cluster)
-        if layout.sync == "gradients":
-            return self.sync.gradients
-        return self.sync.weights if layout.sync_interval == 1 else self.sync.plain
+        return self.sync.of(self.shown_sync)
 
     @property
     def shown_sync(self) -> Sync | None:

@@ -7,6 +7,7 @@ reverse order; the dense all-reduce. In 2D the exchanges stay in the sharding gr
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -14,10 +15,10 @@ from numpy.typing import NDArray
 
 from foreshard.simulator.codecs import FULL_BYTES, codec_bytes, wire_bytes
 from foreshard.simulator.costs import INDEX_BYTES, LENGTH_BYTES, CostModel
-from foreshard.simulator.demand import Demand, FamilyDemand
+from foreshard.simulator.demand import Demand, FamilyDemand, ReplicaDemand
 from foreshard.simulator.handed import given, received
 from foreshard.simulator.layout import Groups, ResolvedLayout, Sync
-from foreshard.simulator.program import Collective, Compute, Dep, Op, Stage, StepProgram, Stream
+from foreshard.simulator.program import Collective, CollectiveKind, Compute, Dep, Op, Stage, StepProgram, Stream
 from foreshard.simulator.scenario import Scenario
 from foreshard.simulator.sharding import ShardedTable, mean_vector_width
 from foreshard.simulator.traffic import PairBytes
@@ -141,7 +142,7 @@ class _Builder:
     def forward(self, *, routed_steps_back: int) -> None:
         """Look up, return vectors, and run the dense forward once every vector of the rank's own batch is there."""
         synced = self._replicas_ready()
-        joined = [self.vectors(family, routed_steps_back, synced) for family in self.demand.families]
+        joined = [op for family in self.demand.families for op in self.vectors(family, routed_steps_back, synced)]
         copied = Dep("copy_batch_to_device", 2 if routed_steps_back else 1)
         if self.demand.data_parallel.lookups.any():
             seconds = self.costs.lookup(self.demand.data_parallel, FULL_BYTES)
@@ -155,21 +156,22 @@ class _Builder:
         )
         self.compute("forward", "local_compute", "compute", seconds, launches, deps=(*map(Dep, joined), copied))
 
-    def vectors(self, family: FamilyDemand, routed_steps_back: int, synced: tuple[Dep, ...]) -> str:
-        """Look up one family's rows on their owners and return the vectors; the operation that joins them."""
+    def vectors(self, family: FamilyDemand, routed_steps_back: int, synced: tuple[Dep, ...]) -> tuple[str, ...]:
+        """Look up one family's rows on their owners and return the vectors; the operations the forward waits for."""
         name, precision, dim = family_name(family), self.scenario.comms.forward, self.row_dim(family)
         routed = Dep(f"input_dist.recat.{name}", routed_steps_back)
         self.compute(
             f"lookup.{name}", "vector_return", "compute", self.costs.lookup(family.local, FULL_BYTES),
             self.costs["lookup_launches"], deps=(routed, *synced),
         )  # fmt: skip
+        released = self.release_weights(family)
         last = self.exchange(family.output, "output_dist", name, "vector_return", precision, dim, f"lookup.{name}")
         moved = received(family.output[-1]) * 2 * FULL_BYTES
         self.compute(
             f"output_dist.join.{name}", "vector_return", "compute", self.costs.stream(moved),
             self.costs["output_launches"], deps=(Dep(last),),
         )  # fmt: skip
-        return f"output_dist.join.{name}"
+        return (f"output_dist.join.{name}", *released)
 
     def exchange(
         self,
@@ -219,7 +221,7 @@ class _Builder:
             seconds = self.costs.update(family.local, FULL_BYTES)
             self.compute(
                 f"embedding_backward.{family_name(family)}", "sparse_gradient_return", "compute", seconds,
-                self.costs["embedding_backward_launches"], deps=(Dep(after),),
+                self.costs["embedding_backward_launches"], deps=(Dep(self.gather_weights(family, after)),),
             )  # fmt: skip
         self.replica_sync()
         self.dense_optimizer()
@@ -256,41 +258,91 @@ class _Builder:
 
     def replica_sync(self) -> None:
         """Average whole shards (weights), or exchange the touched rows' gradients and apply them (gradients)."""
-        replica = self.demand.replica
         updated = tuple(Dep(f"embedding_backward.{family_name(family)}") for family in self.demand.families)
-        if self.sync is None or not updated:
-            return
-        if self.sync == "weights":
-            self._average("replica_sync.weights", replica.weight_bytes, updated)
+        if self.sync == "weights" and updated:
+            for name, nbytes, groups in self._averaged():
+                self._over_replicas(name, "all_reduce", _of_first_member(nbytes, groups), groups, updated)
+        if self.sync == "gradients" and updated:
+            self._exchange_gradients(updated)
+
+    def _averaged(self) -> Iterator[tuple[str, FloatArray, Groups]]:
+        """(Operation, bytes [ranks], groups) of every all_reduce: weights and optimizer state, round by round."""
+        for suffix, replica in self._rounds():
+            yield f"replica_sync.weights{suffix}", replica.weight_bytes, replica.groups
             if replica.state_elements.any():
-                self._average("replica_sync.state", replica.state_elements * FULL_BYTES, updated)
-            return
-        own = replica.touched_rows * INDEX_BYTES + replica.touched_elements * FULL_BYTES
-        gathered = tuple(float(own[group].sum()) for group in replica.groups.members)
-        work = Collective(kind="all_gather", groups=replica.groups, nbytes=gathered)
-        self.collective(
-            "replica_sync.rows", "dense_gradient_sync", "replica_comm", work, deps=updated, label="replica_sync"
-        )
-        whole = np.array(gathered)[replica.groups.group_of]
-        moved = whole + 3 * replica.union_elements * FULL_BYTES  # read what came; read and write the rows, write sums
-        seconds = moved / self.costs.update_rate
+                yield f"replica_sync.state{suffix}", replica.state_elements * FULL_BYTES, replica.groups
+
+    def _rounds(self) -> Iterator[tuple[str, ReplicaDemand]]:
+        """The rounds of replica synchronisation, each with what it adds to an operation's name if there are several."""
+        rounds = self.demand.replica_rounds
+        for number, replica in enumerate(rounds, start=1):
+            yield (f".{number}" if len(rounds) > 1 else ""), replica
+
+    def _exchange_gradients(self, updated: tuple[Dep, ...]) -> None:
+        moved, gathered = np.zeros(self.layout.world_size), []
+        for suffix, replica in self._rounds():
+            own = replica.touched_rows * INDEX_BYTES + replica.touched_elements * FULL_BYTES
+            sizes = tuple(float(own[group].sum()) for group in replica.groups.members)
+            name = f"replica_sync.rows{suffix}"
+            self._over_replicas(name, "all_gather", sizes, replica.groups, updated)
+            gathered.append(Dep(name))
+            # Read what came; read and write the rows, write their sums.
+            moved += np.array(sizes)[replica.groups.group_of] + 3 * replica.union_elements * FULL_BYTES
         self.compute(
-            "embedding_optimizer.replicas", "optimizer_update", "compute", seconds,
-            self.costs["embedding_backward_launches"], deps=(Dep("replica_sync.rows"),),
+            "embedding_optimizer.replicas", "optimizer_update", "compute", moved / self.costs.update_rate,
+            self.costs["embedding_backward_launches"], deps=tuple(gathered),
         )  # fmt: skip
 
-    def _average(self, name: str, nbytes: FloatArray, after: tuple[Dep, ...]) -> None:
-        groups = self.demand.replica.groups
-        sizes = tuple(float(nbytes[group[0]]) for group in groups.members)
-        work = Collective(kind="all_reduce", groups=groups, nbytes=sizes)
-        self.collective(name, "dense_gradient_sync", "replica_comm", work, deps=after, label="replica_sync")
-
     def _replicas_ready(self) -> tuple[Dep, ...]:
-        """What a lookup waits for: the last step's averaging of the weights it reads."""
+        """What a lookup waits for: the last step's averaging of the weights it reads.
+
+        Fully sharded weights are averaged after the lookup: it reads what the rank's own group wrote.
+        """
         if self.sync != "weights" or not self.demand.families:
             return ()
-        state = (Dep("replica_sync.state", 1),) if self.demand.replica.state_elements.any() else ()
-        return (Dep("replica_sync.weights", 1), *state)
+        return tuple(Dep(name, 1) for name, _, _ in self._averaged())
+
+    def release_weights(self, family: FamilyDemand) -> tuple[str, ...]:
+        """Fully sharded: average the looked-up weights and keep 1 / replicas of them; what the forward waits for.
+
+        meta-pytorch/torchrec 1.9.2, ShardedBatchedFusedEmbeddingBag: a reduce_scatter that starts with the end of the
+        lookup and is waited for with the vectors. Weights that do not divide evenly are copied to be padded.
+        """
+        if self.sync != "fully_sharded":
+            return ()
+        name, replica = family_name(family), self._replica_groups()
+        padded = np.where(family.weight_elements % self.layout.replicas, family.weight_bytes, 0.0)
+        after = f"lookup.{name}"
+        if padded.any():
+            seconds = self.costs.stream(2 * padded)
+            self.compute(
+                f"replica_sync.pad.{name}", "dense_gradient_sync", "replica_comm", seconds, 1, deps=(Dep(after),)
+            )
+            after = f"replica_sync.pad.{name}"
+        sizes = _of_first_member(family.weight_bytes, replica)
+        self._over_replicas(f"replica_sync.reduce_scatter.{name}", "reduce_scatter", sizes, replica, (Dep(after),))
+        return (f"replica_sync.reduce_scatter.{name}",)
+
+    def gather_weights(self, family: FamilyDemand, after: str) -> str:
+        """Fully sharded: fetch the averaged weights back once their gradients have arrived; what the update waits for.
+
+        meta-pytorch/torchrec 1.9.2, the same class: an all_gather in the backward that the compute stream waits for.
+        """
+        if self.sync != "fully_sharded":
+            return after
+        name, replica = f"replica_sync.all_gather.{family_name(family)}", self._replica_groups()
+        self._over_replicas(name, "all_gather", _of_first_member(family.weight_bytes, replica), replica, (Dep(after),))
+        return name
+
+    def _replica_groups(self) -> Groups:
+        assert self.layout.replica is not None  # resolve_layout refuses fully sharded groups of different sizes
+        return self.layout.replica
+
+    def _over_replicas(
+        self, name: str, kind: CollectiveKind, nbytes: tuple[float, ...], groups: Groups, deps: tuple[Dep, ...]
+    ) -> None:
+        work = Collective(kind=kind, groups=groups, nbytes=nbytes)
+        self.collective(name, "dense_gradient_sync", "replica_comm", work, deps=deps)
 
     # -- adding operations -------------------------------------------------------------------------------------
 
@@ -335,6 +387,11 @@ class _Builder:
 def _label(name: str) -> str:
     """The span's name in TorchRec's words: the part before the first dot."""
     return name.split(".", 1)[0]
+
+
+def _of_first_member(nbytes: FloatArray, groups: Groups) -> tuple[float, ...]:
+    """The bytes of each group, given those of every rank, which are equal among its members."""
+    return tuple(nbytes[[group[0] for group in groups.members]].tolist())
 
 
 def _distinct(groups: Groups) -> tuple[NDArray[np.int64], ...]:
