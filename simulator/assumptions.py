@@ -42,6 +42,16 @@ def _execution(scenario: Scenario) -> Iterator[Assumption]:
     )
     how = "expectation over the access distributions" if routing == "expected" else "one sampled batch per rank"
     yield Assumption(name="execution.routing", value=routing, source=f"scenario; ids are routed by {how}")
+    yield Assumption(name="execution.dedup", value=str(scenario.execution.dedup).lower(), source=_dedup(scenario))
+
+
+def _dedup(scenario: Scenario) -> str:
+    if not scenario.execution.dedup:
+        return "scenario; ids are sent as often as the batch holds them, pooled tables are pooled by row owners"
+    return (
+        "scenario; a rank sends each distinct id of a table once; sequences are expanded (TorchRec use_index_dedup), "
+        "pooled tables pooled (TensorFlow embedding_lookup_sparse) by the batch owner"
+    )
 
 
 def _machine(cluster: Cluster) -> Iterator[Assumption]:

@@ -11,7 +11,8 @@ from types import MappingProxyType
 import numpy as np
 from numpy.typing import NDArray
 
-from foreshard.simulator.demand import LocalDemand
+from foreshard.simulator.codecs import FULL_BYTES
+from foreshard.simulator.demand import BatchOwnerDemand, LocalDemand
 from foreshard.simulator.workload import BYTES_PER_ELEMENT, DataType, Dense
 from foreshard.topologies.cluster import Cluster
 from foreshard.topologies.errors import InputError
@@ -77,6 +78,20 @@ class CostModel:
         the gradients of the outputs).
         """
         moved = local.lookups * INDEX_BYTES + local.lookup_bytes + local.outputs * gradient_bytes
+        return self._floored(2 * moved / self.update_rate)
+
+    def distinct(self, own: BatchOwnerDemand) -> FloatArray:
+        """Making the ids of the own batch distinct, with the way back, by sorting them."""
+        return self.stream(own.ids * self["dedup_bytes"])
+
+    def from_distinct(self, own: BatchOwnerDemand) -> FloatArray:
+        """Pooling or expanding distinct vectors: a look-up in what came, by the way back, at look-ups' share of HBM."""
+        moved = own.ids * INDEX_BYTES + (own.gathered + own.outputs) * FULL_BYTES
+        return self._floored(moved / (self._hbm * self["lookup_efficiency"]))
+
+    def to_distinct(self, own: BatchOwnerDemand, elements: FloatArray) -> FloatArray:
+        """Summing a gradient for each id to `elements` [ranks] of distinct rows, counted as `update` counts."""
+        moved = own.ids * INDEX_BYTES + (own.gathered + elements) * FULL_BYTES
         return self._floored(2 * moved / self.update_rate)
 
     def gemms(self, dense: Dense, batch_size: int, *, backward: bool) -> FloatArray:

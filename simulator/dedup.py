@@ -1,7 +1,12 @@
 """Distinct ids of one rank's batch: each (rank, owner, table) exchanges an id and its vector once.
 
-Ids are made distinct table by table before they are routed (TorchRec's index dedup). Since a row has one owner, this
-is the same as distinct ids for each owner. The batch owner then holds every distinct vector and pools by itself.
+Ids are made distinct table by table, over all features of a table, before they are routed. Since a row has one owner,
+this is the same as distinct ids for each owner. Sequence tables: as TorchRec's EmbeddingCollectionSharder does with
+use_index_dedup (meta-pytorch/torchrec distributed/embedding.py): distinct ids leave under as many lengths as before,
+and the vectors that return are expanded by the reverse index. Pooled tables: TorchRec has no such option, for owners
+cannot pool what they no longer know the bags of. Here distinct vectors return unpooled and the batch owner pools
+them, the order of TensorFlow's embedding_lookup_sparse (unique ids, look-up, segment sum). That is less traffic where
+samples repeat ids more often than a bag has ids, and more where they do not.
 """
 
 from __future__ import annotations
@@ -17,7 +22,7 @@ from foreshard.simulator.batches import JaggedBatch, check_ids
 from foreshard.simulator.sharding import ShardedTable
 from foreshard.simulator.workload import Table
 
-__all__ = ["Deduplicated", "deduplicate", "distinct_ids", "distinct_with_inverse"]
+__all__ = ["Deduplicated", "deduplicate", "distinct_ids", "distinct_requests", "distinct_with_inverse", "ids_of"]
 
 IntArray = NDArray[np.int64]
 
@@ -76,19 +81,34 @@ def deduplicate(batch: JaggedBatch, tables: Sequence[ShardedTable]) -> Deduplica
     Raises InputError if a feature is missing or an id lies outside its table.
     """
     check_ids(batch, (sharded.table for sharded in tables))
-    pairs = [
-        distinct_with_inverse(
-            np.concatenate([batch.ids(feature) for feature in sharded.table.features]), sharded.table.num_embeddings
-        )
-        for sharded in tables
-    ]
-    own = tuple(replace(sharded, table=_one_sequence(sharded.table)) for sharded in tables)
-    distinct = JaggedBatch(
-        features=tuple(sharded.table.name for sharded in own),
-        lengths=np.array([[len(ids)] for ids, _ in pairs], dtype=np.int64).reshape(len(own), 1),
-        values=np.concatenate([np.empty(0, dtype=np.int64), *(ids for ids, _ in pairs)]),
-    )
+    pairs = [distinct_with_inverse(ids_of(batch, one.table), one.table.num_embeddings) for one in tables]
+    distinct, own = _distinct_batch(tables, [ids for ids, _ in pairs])
     return Deduplicated(batch=distinct, tables=own, inverse=tuple(index for _, index in pairs))
+
+
+def distinct_requests(
+    batch: JaggedBatch, tables: Sequence[ShardedTable]
+) -> tuple[JaggedBatch, tuple[ShardedTable, ...]]:
+    """Return what `deduplicate` does but for the way back, which costs most of its time: (batch, tables)."""
+    check_ids(batch, (sharded.table for sharded in tables))
+    return _distinct_batch(tables, [distinct_ids(ids_of(batch, one.table), one.table.num_embeddings) for one in tables])
+
+
+def ids_of(batch: JaggedBatch, table: Table) -> IntArray:
+    """The ids of all features of a table, one feature after the other."""
+    return np.concatenate([batch.ids(feature) for feature in table.features])
+
+
+def _distinct_batch(
+    tables: Sequence[ShardedTable], distinct: Sequence[IntArray]
+) -> tuple[JaggedBatch, tuple[ShardedTable, ...]]:
+    own = tuple(replace(sharded, table=_one_sequence(sharded.table)) for sharded in tables)
+    batch = JaggedBatch(
+        features=tuple(sharded.table.name for sharded in own),
+        lengths=np.array([[len(ids)] for ids in distinct], dtype=np.int64).reshape(len(own), 1),
+        values=np.concatenate([np.empty(0, dtype=np.int64), *distinct]),
+    )
+    return batch, own
 
 
 def _one_sequence(table: Table) -> Table:

@@ -15,7 +15,7 @@ from foreshard.simulator.layout import Groups
 from foreshard.simulator.program import Collective
 from foreshard.simulator.sharding import ShardingType
 
-__all__ = ["Demand", "FamilyDemand", "LocalDemand", "ReplicaDemand"]
+__all__ = ["BatchOwnerDemand", "Demand", "FamilyDemand", "LocalDemand", "ReplicaDemand"]
 
 FloatArray = NDArray[np.float64]
 
@@ -39,8 +39,24 @@ class LocalDemand:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class BatchOwnerDemand:
+    """What ranks do for their own batch where ids are deduplicated, all [ranks].
+
+    `ids` of the batch are made distinct before they are sent; `gathered` elements are read from the distinct vectors
+    that come back, one vector for each id; `outputs` elements are written, one vector a bag or, of sequences, an id.
+    """
+
+    ids: FloatArray
+    gathered: FloatArray
+    outputs: FloatArray
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class FamilyDemand:
     """The tables of one sharding kind, pooled or sequence: TorchRec runs one set of collectives for each.
+
+    Where ids are deduplicated, `own` says what batch owners do for themselves; there `output` is one all_to_all of
+    distinct vectors for every kind.
 
     `ids` and `lengths` are all-to-alls in the sharding groups, counted in ids and in lengths, from batch owner to
     row owner. `output` lists the exchanges of the forward in order, counted in elements, row owner to batch owner:
@@ -53,6 +69,7 @@ class FamilyDemand:
     pooled: bool
     tables: int
     features: int
+    own: BatchOwnerDemand | None = None
     ids: Collective
     lengths: Collective
     output: tuple[Collective, ...]

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from foreshard.simulator.balance import ROW_READ_FLOOR_BYTES
 from foreshard.simulator.batches import JaggedBatch
-from foreshard.simulator.dedup import deduplicate, distinct_ids
+from foreshard.simulator.dedup import distinct_ids, distinct_requests, ids_of
 from foreshard.simulator.layout import ResolvedLayout
 from foreshard.simulator.routing import Slot, count_requests, slots_of
 from foreshard.simulator.rows import part_finder, parts_with_rows
@@ -32,7 +32,8 @@ class FamilyCounts:
 
     `ids`, `lengths` and `vectors` [ranks, members]: ids and lengths that a rank sends to each owner of its group, and
     elements that it gets back from it. `lookups`, `lookup_bytes` and `outputs` [ranks] count at the owners. With
-    `dedup` a rank asks for an id of a table once and gets its vector instead of pools.
+    `dedup` a rank asks for an id of a table once, under as many lengths as before, and gets its vector instead of
+    pools; `own` [3, ranks] are then its ids, elements gathered and elements written (see `BatchOwnerDemand`).
     """
 
     def __init__(self, tables: Sequence[ShardedTable], layout: ResolvedLayout, *, dedup: bool) -> None:
@@ -43,29 +44,43 @@ class FamilyCounts:
         self.ids, self.lengths, self.vectors = np.zeros(pairs), np.zeros(pairs), np.zeros(pairs)
         self.lookups, self.lookup_bytes, self.outputs = (np.zeros(layout.world_size) for _ in range(3))
         self.samples = np.zeros(layout.world_size)
+        self.own = np.zeros((3, layout.world_size))
 
     def add(self, rank: int, batch: JaggedBatch) -> None:
         """Count the batch of one rank. Raises InputError for missing features and ids outside their table."""
-        tables, samples = self.tables, batch.samples
-        self.samples[rank] = samples
+        tables, members = self.tables, self._layout.group_size
+        self.samples[rank] = batch.samples
+        slots = slots_of(tables)
+        self.lengths[rank] = _lanes(slots, members, empty=True) @ _bags(slots, batch.samples)
         if self.dedup:
-            own = deduplicate(batch, tables)
-            batch, tables, samples = own.batch, own.tables, 1
-        self._count(rank, samples, slots_of(tables), count_requests(batch, tables, self._layout.group_size))
+            self._count_own(rank, batch)
+            batch, tables = distinct_requests(batch, tables)
+        self._count(rank, batch.samples, slots_of(tables), count_requests(batch, tables, members))
+
+    def _count_own(self, rank: int, batch: JaggedBatch) -> None:
+        """Add what the rank does for its own batch: the ids of every table, their vectors, and its bags or vectors."""
+        for table in (sharded.table for sharded in self.tables):
+            ids = len(ids_of(batch, table))
+            vectors = ids if table.pooling == "none" else batch.samples * table.poolings_per_sample
+            self.own[:, rank] += ids, ids * table.embedding_dim, vectors * table.embedding_dim
 
     def _count(self, rank: int, samples: int, slots: Sequence[Slot], requests: IntArray) -> None:
         """Add `requests` [members, slots] of one rank; every owner returns a vector for every bag of a pooled slot."""
         members = self._layout.sharding.members[self._layout.sharding.group_of[rank]]
         width = np.array([slot.width for slot in slots], dtype=np.float64)
         pooled = np.array([slot.table.table.pooling != "none" for slot in slots], dtype=bool)
-        bags = samples * np.array([slot.table.table.num_poolings for slot in slots])
+        bags = _bags(slots, samples)
         vectors = np.where(pooled, bags * _lanes(slots, len(members), empty=False), requests)
         self.ids[rank] = requests.sum(axis=1)
-        self.lengths[rank] = _lanes(slots, len(members), empty=True) @ bags
         self.vectors[rank] = vectors @ width
         self.lookups[members] += self.ids[rank]
         self.lookup_bytes[members] += requests @ np.array([_read_bytes(slot) for slot in slots], dtype=np.float64)
         self.outputs[members] += self.vectors[rank]
+
+
+def _bags(slots: Sequence[Slot], samples: int) -> FloatArray:
+    """Bags that a batch has in each slot, [slots]."""
+    return samples * np.array([slot.table.table.num_poolings for slot in slots], dtype=np.float64)
 
 
 def _lanes(slots: Sequence[Slot], members: int, *, empty: bool) -> FloatArray:

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from tqdm import tqdm
 
 from foreshard.simulator.batches import JaggedBatch
-from foreshard.simulator.demand import Demand, FamilyDemand, LocalDemand, ReplicaDemand
+from foreshard.simulator.demand import BatchOwnerDemand, Demand, FamilyDemand, LocalDemand, ReplicaDemand
 from foreshard.simulator.exact_counts import FamilyCounts, TouchedRows, shards_at_owners, shards_held, union_of
 from foreshard.simulator.expectation import FAMILY_ORDER
 from foreshard.simulator.layout import Groups, Layout, ResolvedLayout, resolve_layout
@@ -196,6 +196,9 @@ def _family_demand(family: _Family, layout: ResolvedLayout, node_of: IntArray) -
         pooled=family.pooled,
         tables=len(family.tables),
         features=sum(len(table.table.features) for table in family.tables),
+        own=BatchOwnerDemand(ids=counts.own[0], gathered=counts.own[1], outputs=counts.own[2])
+        if counts.dedup
+        else None,
         ids=_all_to_all(groups, [counts.ids[members] for members in groups.members]),
         lengths=_all_to_all(groups, [counts.lengths[members] for members in groups.members]),
         output=_output(family, layout, node_of),

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from foreshard.simulator.demand import FamilyDemand
+from foreshard.simulator.demand import BatchOwnerDemand, FamilyDemand
 from foreshard.simulator.layout import Groups, ResolvedLayout
 from foreshard.simulator.program import Collective
 from foreshard.simulator.sharding import ShardedTable, ShardingType
@@ -41,12 +41,27 @@ def family_demand(family: Family, layout: ResolvedLayout, node_of: IntArray) -> 
         pooled=family.pooled,
         tables=len(family.members),
         features=sum(len(item.table.features) for item in family.members),
+        own=_own(family, layout.world_size) if family.tally.batch.dedup else None,
         ids=_from_batches(layout.sharding, family.tally.of("ids")),
         lengths=_from_batches(layout.sharding, family.tally.of("lengths")),
         output=_output(family, layout, node_of),
         local=family.tally.local(layout.sharding.position_of),
         weight_bytes=family.tally.of("weight_bytes")[layout.sharding.position_of],
         weight_elements=family.tally.of("weight_elements")[layout.sharding.position_of],
+    )
+
+
+def _own(family: Family, world_size: int) -> BatchOwnerDemand:
+    """What every rank does for its own batch to deduplicate it and to use the distinct vectors."""
+    tables = [item.table for item in family.members]
+    ids = sum(table.ids_per_sample for table in tables)
+    gathered = sum(table.ids_per_sample * table.embedding_dim for table in tables)
+    outputs = sum(table.vectors_per_sample * table.embedding_dim for table in tables)
+    batch = float(family.tally.batch.size)
+    return BatchOwnerDemand(
+        ids=np.full(world_size, batch * ids),
+        gathered=np.full(world_size, batch * gathered),
+        outputs=np.full(world_size, batch * outputs),
     )
 
 
@@ -65,6 +80,8 @@ def _to_batches(groups: Groups, held: FloatArray) -> Collective:
 
 
 def _output(family: Family, layout: ResolvedLayout, node_of: IntArray) -> tuple[Collective, ...]:
+    if family.tally.batch.dedup:
+        return (_to_batches(layout.sharding, family.tally.of("vectors")),)
     if family.pooled and family.sharding == "row_wise":
         return (_reduce_over_group(family, layout),)
     if family.pooled and family.sharding in ("table_row_wise", "grid_shard"):

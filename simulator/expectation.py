@@ -37,11 +37,13 @@ def expected_demand(
     optimizer: Optimizer = "rowwise_adagrad",
     *,
     count_rows: bool = True,
+    dedup: bool = False,
 ) -> Demand:
     """Return the expected demand of one step, counted in ids, rows and elements; all groups have one size.
 
     `sharded` comes from `resolve_plan`; `node_of` [ranks] is each rank's node, which node-wise kinds exchange over.
     Without `count_rows`, which take most of the time, distinct rows are left out: NaN.
+    With `dedup` every rank asks for a row of a table once and pools by itself.
     """
     batch = Batch(
         size=workload.batch_size,
@@ -49,6 +51,7 @@ def expected_demand(
         replicas=layout.replicas,
         optimizer=optimizer,
         count_rows=count_rows,
+        dedup=dedup,
     )
     families = tuple(_families(sharded, batch, layout, node_of))
     replicated = [item.table for item in sharded if item.sharding == "data_parallel"]

@@ -199,6 +199,8 @@ def _input_items(scenario: Scenario, demand: Demand) -> dict[str, FloatArray]:
     for family in demand.families:
         for collective, width in ((family.ids, INDEX_BYTES), (family.lengths, LENGTH_BYTES)):
             dist += width * (given(collective) + (held - 1) * received(collective))
+        if family.own is not None:
+            dist += held * INDEX_BYTES * family.own.ids  # the way back from distinct ids, until the vectors are there
     return {"input_batches": held * batch, "input_dist": dist}
 
 
@@ -208,6 +210,9 @@ def _output_items(comms: Comms, sharded: tuple[ShardedTable, ...], demand: Deman
         dim = mean_vector_width(sharded, family.sharding, pooled=family.pooled)
         forward += _exchange_bytes(family.output, _element_bytes(comms.forward, dim))
         backward += _exchange_bytes(family.output, _element_bytes(comms.backward, dim))
+        if family.own is not None:  # what the batch owner makes of distinct vectors, and its gradient
+            forward += family.own.outputs * FULL_BYTES
+            backward += family.own.outputs * FULL_BYTES
     replicated = demand.data_parallel.outputs * FULL_BYTES
     return {"output_forward": forward + replicated, "output_backward": backward + replicated}
 

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from foreshard.simulator.batches import JaggedBatch
-from foreshard.simulator.demand import Demand, FamilyDemand, LocalDemand, ReplicaDemand
+from foreshard.simulator.demand import BatchOwnerDemand, Demand, FamilyDemand, LocalDemand, ReplicaDemand
 from foreshard.simulator.exact_counts import union_of
 from foreshard.simulator.exact_demand import CountedStep, count_step, exact_demand
 from foreshard.simulator.expectation import expected_demand
@@ -42,11 +42,14 @@ def expected_demand_of_plans(
     optimizer: Optimizer = "rowwise_adagrad",
     *,
     count_rows: bool = True,
+    dedup: bool = False,
 ) -> Demand:
     """Return the expected demand of one step, as `expected_demand` does; `plans` are those of `layout.by_size()`."""
     parts = layout.by_size()
     demands = [
-        expected_demand(workload, sharded, part.layout, node_of[part.ranks], optimizer, count_rows=count_rows)
+        expected_demand(
+            workload, sharded, part.layout, node_of[part.ranks], optimizer, count_rows=count_rows, dedup=dedup
+        )
         for sharded, part in zip(plans, parts, strict=True)
     ]
     if layout.even:
@@ -175,6 +178,7 @@ def _joined_family(ranks: Sequence[IntArray], family: Sequence[FamilyDemand]) ->
         lengths=_joined_collective(ranks, [part.lengths for part in family]),
         output=tuple(_joined_collective(ranks, hop) for hop in zip(*outputs, strict=True)),
         local=_joined_local(ranks, [part.local for part in family]),
+        own=_joined_own(ranks, [part.own for part in family if part.own is not None]),
         weight_bytes=scattered(lambda part: part.weight_bytes),
         weight_elements=scattered(lambda part: part.weight_elements),
     )
@@ -203,6 +207,14 @@ def _joined_collective(ranks: Sequence[IntArray], parts: Sequence[Collective]) -
 def _joined_local(ranks: Sequence[IntArray], parts: Sequence[LocalDemand]) -> LocalDemand:
     names = [field.name for field in fields(LocalDemand)]
     return LocalDemand(**{name: _scattered(ranks, [getattr(part, name) for part in parts]) for name in names})
+
+
+def _joined_own(ranks: Sequence[IntArray], parts: Sequence[BatchOwnerDemand]) -> BatchOwnerDemand | None:
+    """Where ids are deduplicated, what ranks do for their own batches."""
+    if not parts:
+        return None
+    names = [field.name for field in fields(BatchOwnerDemand)]
+    return BatchOwnerDemand(**{name: _scattered(ranks, [getattr(part, name) for part in parts]) for name in names})
 
 
 def _scattered(ranks: Sequence[IntArray], parts: Sequence[FloatArray]) -> FloatArray:

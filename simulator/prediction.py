@@ -122,9 +122,11 @@ class Prediction:
         layout, node_of = self.layout, self.cluster.node_of
         if execution.routing == "sampled":
             batches = SampledBatches(workload, layout.world_size, execution.seed)
-            return exact_demand_of_plans(workload, self.plans, layout, node_of, batches, optimizer=execution.optimizer)
+            return exact_demand_of_plans(
+                workload, self.plans, layout, node_of, batches, optimizer=execution.optimizer, dedup=execution.dedup
+            )
         return expected_demand_of_plans(
-            workload, self.plans, layout, node_of, execution.optimizer, count_rows=count_rows
+            workload, self.plans, layout, node_of, execution.optimizer, count_rows=count_rows, dedup=execution.dedup
         )
 
     def program(self, sync: Sync | None) -> StepProgram:

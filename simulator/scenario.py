@@ -43,13 +43,14 @@ class Execution:
     """How the step is run: the training pipeline, the embedding optimizer, how ids are drawn and the seed.
 
     `routing` "expected" uses the closed-form expectation of the access distributions; "sampled" draws one batch
-    of ids per rank with `seed` and routes it exactly.
+    of ids per rank with `seed` and routes it exactly. With `dedup` a rank exchanges each distinct id of a table once.
     """
 
     pipeline: Pipeline = "base"
     optimizer: Optimizer = "rowwise_adagrad"
     routing: Literal["expected", "sampled"] = "expected"
     seed: Annotated[int, Ge(0)] = 0
+    dedup: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -3,6 +3,7 @@
 The operations and their order are those recorded from TorchRec 1.9 (TrainPipelineBase and TrainPipelineSparseDist):
 per sharding kind id splits, lengths and values; pooled vectors by all-to-all or reduce-scatter; the backward twins in
 reverse order; the dense all-reduce. In 2D the exchanges stay in the sharding groups and replicas are synchronised.
+With deduplication the batch owner makes ids distinct first, pools distinct vectors last, and mirrors both backward.
 """
 
 from __future__ import annotations
@@ -107,6 +108,11 @@ class _Builder:
             return
         copied = (Dep("copy_batch_to_device", 1),)
         for family in families:
+            if family.own is not None:
+                self.compute(
+                    f"input_dist.dedup.{family_name(family)}", "lookup_routing", self.routing_stream,
+                    self.costs.distinct(family.own), self.costs["dedup_launches"], deps=copied, batch=batch,
+                )  # fmt: skip
             nbytes = 2 * INDEX_BYTES * given(family.ids)
             self.compute(
                 f"input_dist.permute.{family_name(family)}", "lookup_routing", self.routing_stream,
@@ -171,7 +177,13 @@ class _Builder:
             f"output_dist.join.{name}", "vector_return", "compute", self.costs.stream(moved),
             self.costs["output_launches"], deps=(Dep(last),),
         )  # fmt: skip
-        return (f"output_dist.join.{name}", *released)
+        if family.own is None:
+            return (f"output_dist.join.{name}", *released)
+        self.compute(
+            f"output_dist.pool.{name}", "vector_return", "compute", self.costs.from_distinct(family.own),
+            self.costs["output_launches"], deps=(Dep(f"output_dist.join.{name}"),),
+        )  # fmt: skip
+        return (f"output_dist.pool.{name}", *released)
 
     def exchange(
         self,
@@ -229,9 +241,14 @@ class _Builder:
     def gradients(self, family: FamilyDemand) -> str:
         """Return the gradients of one family's vectors to the row owners, mirroring the forward hop by hop."""
         hops = tuple(hop.mirrored() for hop in reversed(family.output))
-        name, precision = family_name(family), self.scenario.comms.backward
+        name, precision, after = family_name(family), self.scenario.comms.backward, "backward"
+        if family.own is not None:
+            after = f"output_dist_backward.unpool.{name}"
+            seconds = self.costs.to_distinct(family.own, given(hops[0]))
+            launches = self.costs["embedding_backward_launches"]
+            self.compute(after, "sparse_gradient_return", "compute", seconds, launches, deps=(Dep("backward"),))
         return self.exchange(
-            hops, "output_dist_backward", name, "sparse_gradient_return", precision, self.row_dim(family), "backward"
+            hops, "output_dist_backward", name, "sparse_gradient_return", precision, self.row_dim(family), after
         )
 
     def dense_all_reduce(self) -> None:

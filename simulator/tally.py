@@ -31,7 +31,8 @@ _LOCAL = (
 class Batch:
     """The batches of one sharding group: `size` samples on each of `ranks` ranks; `replicas` groups do the same.
 
-    Without `count_rows` the distinct rows, which take most of the time, are left out: NaN.
+    Without `count_rows` the distinct rows, which take most of the time, are left out: NaN. With `dedup` a rank asks
+    for a row of a table once, and gets its vector.
     """
 
     size: int
@@ -39,6 +40,7 @@ class Batch:
     replicas: int
     optimizer: Optimizer
     count_rows: bool = True
+    dedup: bool = False
 
 
 def state_elements_per_row(optimizer: Optimizer, columns: int) -> int:
@@ -48,9 +50,12 @@ def state_elements_per_row(optimizer: Optimizer, columns: int) -> int:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Parts:
-    """One table's row parts: share of ids, distinct rows, distinct rows over replicas and rows held, all [parts]."""
+    """One table's row parts, all [parts]: rows that one rank asks for, distinct rows of the group and over replicas.
 
-    mass: FloatArray
+    `asked` counts each id, or with deduplication each distinct id, of the rank's batch; `rows` are those held.
+    """
+
+    asked: FloatArray
     distinct: FloatArray
     union: FloatArray
     rows: IntArray
@@ -91,14 +96,15 @@ class Tally:
 
     def _parts(self, table: Table, split: RowParts, rows: IntArray) -> _Parts:
         """A feature's batch on one rank is one stream of ids; the group and its replicas draw many."""
-        if not self.batch.count_rows:
-            unknown = np.full(len(rows), np.nan)
-            return _Parts(split.mass(), unknown, unknown, rows)
         features = len(table.features)
         draws = self.batch.size * table.ids_per_sample / features
+        asked = split.distinct(draws, features) if self.batch.dedup else draws * features * split.mass()
+        if not self.batch.count_rows:
+            unknown = np.full(len(rows), np.nan)
+            return _Parts(asked, unknown, unknown, rows)
         streams = self.batch.ranks * features
         union = split.distinct(draws, streams * self.batch.replicas)
-        return _Parts(split.mass(), split.distinct(draws, streams), union, rows)
+        return _Parts(asked, split.distinct(draws, streams), union, rows)
 
     def of(self, name: str) -> FloatArray:
         """One quantity, [positions]: see `LocalDemand` and `ReplicaDemand`; `ids`, `lengths` and `vectors` exchanged.
@@ -129,10 +135,9 @@ class _Flat:
         self._columns = self._each(item.columns for item in slices)
         self._element = self._each(BYTES_PER_ELEMENT[table.data_type] for table in tables)
         self._state = self._each(state_elements_per_row(batch.optimizer, item.columns) for item in slices)
-        self._sequence = self._each(table.pooling == "none" for table in tables)
+        self._unpooled = self._each(batch.dedup or table.pooling == "none" for table in tables)
         self.lengths = batch.size * self._each(table.poolings_per_sample for table in tables)
-        mass = self._joined(item.parts.mass for item in slices)
-        self.ids = batch.size * self._each(table.ids_per_sample for table in tables) * mass
+        self.ids = self._joined(item.parts.asked for item in slices)
         self.lookups = batch.ranks * self.ids
 
     def _each(self, values: Iterable[float]) -> FloatArray:
@@ -150,7 +155,7 @@ class _Flat:
     @property
     def vectors(self) -> FloatArray:
         pooled = self.lengths * self.tables
-        return self._ranks * np.where(self._sequence, self.ids, pooled) * self._columns
+        return self._ranks * np.where(self._unpooled, self.ids, pooled) * self._columns
 
     outputs = vectors
 

@@ -18,12 +18,22 @@ from foreshard.simulator.workload import Access, Table, Workload
 KINDS = ["data_parallel", "table_wise", "column_wise", "row_wise", "table_row_wise", "table_column_wise", "grid_shard"]
 
 
-def demand_of(tables, plan, world=8, group=None, placement="contiguous", node=4, batch=16, optimizer="rowwise_adagrad"):
+def demand_of(
+    tables,
+    plan,
+    world=8,
+    group=None,
+    placement="contiguous",
+    node=4,
+    batch=16,
+    optimizer="rowwise_adagrad",
+    dedup=False,
+):
     layout = resolve_layout(Layout(sharding_group_size=group, placement=placement), world)
     node_of = np.arange(world) // node
     sharded = resolve_plan(plan, tables, layout.group_size, layout.local_group_size(node_of))
     workload = Workload(batch_size=batch, tables=tables)
-    return expected_demand(workload, sharded, layout, node_of, optimizer), sharded, layout
+    return expected_demand(workload, sharded, layout, node_of, optimizer, dedup=dedup), sharded, layout
 
 
 def table(name="t", rows=100, dim=128, **more):
@@ -83,6 +93,26 @@ def test_every_id_of_the_batch_is_looked_up_once_per_column_shard(case):
     replicated = sum(s.table.ids_per_sample for s in sharded if s.sharding == "data_parallel")
     assert demand.data_parallel.lookups == pytest.approx(np.full(layout.world_size, 16 * replicated))
     assert demand.batch_ids == pytest.approx(16 * sum(t.ids_per_sample for t in tables))
+
+
+@given(case=cases())
+def test_deduplication_sends_no_more_ids_and_changes_neither_lengths_nor_rows_written(case):
+    tables, plan, where = case
+    (plain, _, _), (dedup, sharded, layout) = (
+        demand_of(tables, plan, **where),
+        demand_of(tables, plan, **where, dedup=True),
+    )
+    for before, after in zip(plain.families, dedup.families, strict=True):
+        sent, ids = after.ids.traffic_of(0).to_matrix(), before.ids.traffic_of(0).to_matrix()
+        assert (sent <= ids * (1 + 1e-9) + 1e-9).all()
+        assert after.lengths.traffic_of(0).to_matrix() == pytest.approx(before.lengths.traffic_of(0).to_matrix())
+        assert after.local.distinct_rows == pytest.approx(before.local.distinct_rows)
+        assert after.local.lookups[layout.sharding.members[0]] == pytest.approx(sent.sum(axis=0))
+        members = members_of(sharded, after)
+        assert after.own.ids == pytest.approx(16 * sum(s.table.ids_per_sample for s in members))
+        wanted = 16 * sum(s.table.vectors_per_sample * s.table.embedding_dim for s in members)
+        assert after.own.outputs == pytest.approx(wanted)
+        assert [collective.kind for collective in after.output] == ["all_to_all"]
 
 
 @given(case=cases())
@@ -258,6 +288,18 @@ def test_a_sequence_table_returns_one_vector_for_every_id():
     assert not family.pooled
     assert [c.kind for c in family.output] == ["all_to_all"]
     assert family.output[0].traffic_of(0).to_matrix().sum() == pytest.approx(2 * 10 * 7 * 4)
+
+
+def test_a_batch_of_one_hot_row_asks_for_it_once():
+    """10 samples with 3 ids each, all row 0: one id and one vector of 4 elements a rank, pooled where the batch is."""
+    tables = (table("hot", rows=8, dim=4, pooling_factor=3, access=Access(heavy_hitters=(1.0,), order="by_frequency")),)
+    demand, _, _ = demand_of(tables, planned("row_wise"), world=4, batch=10, dedup=True)
+    (family,) = demand.families
+    assert family.ids.traffic_of(0).to_matrix() == pytest.approx(np.array([[1, 0, 0, 0]] * 4))
+    assert family.lengths.traffic_of(0).to_matrix() == pytest.approx(np.full((4, 4), 10))
+    assert family.output[0].traffic_of(0).to_matrix() == pytest.approx(np.array([[4] * 4, [0] * 4, [0] * 4, [0] * 4]))
+    assert family.local.lookups.tolist() == pytest.approx([4, 0, 0, 0])
+    assert (family.own.ids[0], family.own.gathered[0], family.own.outputs[0]) == (30, 120, 40)
 
 
 def test_a_feature_that_comes_once_in_four_samples_sends_a_quarter_of_the_lengths_and_vectors():

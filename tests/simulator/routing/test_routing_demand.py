@@ -115,6 +115,34 @@ def test_deduplication_asks_for_each_distinct_id_once(jobs, data):
         assert after.ids.traffic_of(0).to_matrix().sum(axis=1).tolist() == distinct
         assert after.local.distinct_rows.tolist() == before.local.distinct_rows.tolist()
         assert [collective.kind for collective in after.output] == ["all_to_all"]
+        assert np.array_equal(after.lengths.traffic_of(0).to_matrix(), before.lengths.traffic_of(0).to_matrix())
+
+
+@given(data=st.data())
+def test_deduplication_returns_one_vector_for_each_id_sent_and_the_batch_owner_makes_the_rest(jobs, data):
+    """Vectors sent are the ids that came, column part by column part; each own id is gathered, each bag written."""
+    job = data.draw(jobs())
+    for family in exact_demand(*on_one_group(job), dedup=True).families:
+        tables = [t for t in job.family(family.sharding) if (t.table.pooling != "none") == family.pooled]
+        sent = np.zeros(job.members)
+        for t in tables:
+            for source, batch in enumerate(job.batches):
+                distinct = {v for f in t.table.features for v in batch.ids(f).tolist()}
+                sent[source] += len(distinct) * t.table.embedding_dim
+        assert family.output[0].traffic_of(0).to_matrix().sum(axis=0).tolist() == sent.tolist()
+        assert family.local.outputs.sum() == sent.sum()
+        for source, batch in enumerate(job.batches):
+            ids = [sum(len(batch.ids(f)) for f in t.table.features) for t in tables]
+            bags = [
+                len(t.table.features) * batch.samples if family.pooled else n for t, n in zip(tables, ids, strict=True)
+            ]
+            assert family.own.ids[source] == sum(ids)
+            assert family.own.gathered[source] == sum(
+                n * t.table.embedding_dim for t, n in zip(tables, ids, strict=True)
+            )
+            assert family.own.outputs[source] == sum(
+                n * t.table.embedding_dim for t, n in zip(tables, bags, strict=True)
+            )
 
 
 def test_lookups_stay_in_the_sharding_group_and_replicas_unite_their_rows():
@@ -168,6 +196,10 @@ def mixed_job(owner="range"):
 
 def numbers(demand):
     """Every array of a demand by its path, collectives as dense matrices or sizes."""
+    for family in demand.families:
+        if family.own is not None:
+            for name in ("ids", "gathered", "outputs"):
+                yield f"{family.sharding}.{family.pooled}.own.{name}", getattr(family.own, name)
     yield "batch_ids", demand.batch_ids
     yield "batch_lengths", demand.batch_lengths
     for name in ("weight_bytes", "weight_elements", "state_elements", "touched_rows", "touched_elements",
@@ -196,8 +228,8 @@ def placement_error(sharded):
     return 4 * max(shares)
 
 
-@pytest.mark.parametrize("owner", ["range", "hash"])
-def test_expectation_is_the_mean_of_sampled_steps(owner):
+@pytest.mark.parametrize(("owner", "dedup"), [("range", False), ("hash", False), ("hash", True)])
+def test_expectation_is_the_mean_of_sampled_steps(owner, dedup):
     """40 sampled steps: every mean lies within 5 standard errors, 0.5 % and the rows' chance placement of its form.
 
     Student's t with 39 degrees of freedom exceeds 5 with a chance of 1e-5; the job has some 1,500 numbers. Where the
@@ -207,8 +239,8 @@ def test_expectation_is_the_mean_of_sampled_steps(owner):
     job = mixed_job(owner)
     placed = placement_error(job[1])
     assert placed < 0.011
-    expected = dict(numbers(expected_demand(*job)))
-    sampled = [dict(numbers(sampled_demand(*job, seed=9, step=step))) for step in range(40)]
+    expected = dict(numbers(expected_demand(*job, dedup=dedup)))
+    sampled = [dict(numbers(sampled_demand(*job, seed=9, step=step, dedup=dedup))) for step in range(40)]
     assert all(list(one) == list(expected) for one in sampled)
     for key, wanted in expected.items():
         drawn = np.stack([one[key] for one in sampled])

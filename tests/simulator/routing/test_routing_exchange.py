@@ -259,6 +259,34 @@ def test_gradients_that_arrive_at_the_owners_equal_those_of_one_device(jobs, dat
 
 
 @given(data=st.data())
+def test_gradients_of_distinct_vectors_equal_those_of_one_device(jobs, data):
+    """Deduplicated, the batch owner first sums the gradients of equal ids; row owners get the same sums bit for bit."""
+    job = data.draw(jobs(pooling=("sum", "none")))
+    rng = np.random.default_rng(2)
+    wanted = {t.table.name: np.zeros((t.table.num_embeddings, t.table.embedding_dim)) for t in job.sharded}
+    found = shards_of(job.sharded, wanted)
+    for batch in job.batches:
+        own = deduplicate(batch, job.sharded)
+        exchange = Exchange(job.members, own.tables, [own.batch])
+        one, gradients = exchange.routes[0], {}
+        for t, inverse in zip(job.sharded, own.inverse, strict=True):
+            per_id = []
+            for feature in t.table.features:
+                lengths, ids = batch.lengths[batch.features.index(feature)], batch.ids(feature)
+                bags = len(ids) if t.table.pooling == "none" else batch.samples
+                gradient = rng.integers(-9, 10, (bags, t.table.embedding_dim)).astype(float)
+                per_id.append(gradient if t.table.pooling == "none" else spread(gradient, lengths))
+                np.add.at(wanted[t.table.name], ids, per_id[-1])
+            _, sums = sum_rows(inverse, np.concatenate(per_id))
+            gradients[t.table.name, t.table.name] = sums
+        per_slot = split_columns(gradients, exchange.slots)
+        for lane, (index, span) in enumerate(zip(exchange.lanes.slot, lane_spans(one), strict=True)):
+            exchange.shard(found, lane)[one.rows[span]] += per_slot[index][one.send[span] - one.slot_starts[index]]
+    for key, shard in shards_of(job.sharded, wanted).items():
+        assert np.array_equal(found[key], shard)
+
+
+@given(data=st.data())
 def test_rows_an_owner_received_lie_slot_by_slot_after_one_segment_move(jobs, data):
     """The recat of `input_dist`: (rank, slot) segments become (slot, rank) segments, ready for one kernel a table."""
     job = data.draw(jobs())
