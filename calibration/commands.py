@@ -96,6 +96,12 @@ def _row(result: CollectiveResult) -> dict[str, Any]:
     }
 
 
+def _ratio(result: CollectiveResult) -> str:
+    """Time over bound; of small messages only that latency rules."""
+    ratio = result.time_s / result.bound_s if result.bound_s > 0 else float("inf")
+    return f"{ratio:.2f}" if ratio < 1000 else "> 1000"
+
+
 def _table(cluster: Cluster, results: list[CollectiveResult]) -> str:
     header = [
         "size (B)",
@@ -114,7 +120,7 @@ def _table(cluster: Cluster, results: list[CollectiveResult]) -> str:
             f"{result.algbw_bytes_per_s / 1e9:.2f}",
             f"{result.busbw_bytes_per_s / 1e9:.2f}",
             f"{result.bound_s * 1e6:.2f}",
-            f"{result.time_s / result.bound_s:.2f}" if result.bound_s > 0 else "-",
+            _ratio(result),
             f"{result.nic_bytes:.0f}",
             result.algorithm,
         ]

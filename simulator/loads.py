@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from foreshard.topologies.cluster import Cluster
 
-__all__ = ["Flows", "Loads"]
+__all__ = ["Flows", "Loads", "longest_latency_s"]
 
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
@@ -98,3 +98,12 @@ class Loads:
         if not len(self.links):
             return None
         return int(self.links[(self.nbytes / self.cluster.link_bandwidth[self.links]).argmax()])
+
+
+def longest_latency_s(cluster: Cluster, flows: Flows) -> float:
+    """The longest latency of the flows' routes in seconds, of several paths the worst."""
+    if _LINKS_FOR_A_PATH * len(flows.src) < len(cluster.link_usable):
+        pairs = zip(flows.src.tolist(), flows.dst.tolist(), strict=True)
+        routes = [list(path) for src, dst in pairs for path, _ in cluster.paths(src, dst)]
+        return max((float(cluster.link_latency[route].sum()) for route in routes), default=0.0)
+    return float(cluster.path_latency(flows.src, flows.dst).max(initial=0.0))

@@ -8,7 +8,7 @@ from math import inf
 import numpy as np
 from numpy.typing import NDArray
 
-from foreshard.simulator.loads import Flows, Loads
+from foreshard.simulator.loads import Flows, Loads, longest_latency_s
 from foreshard.simulator.machine_constants import machine_constant
 from foreshard.simulator.nccl import Shape, tables
 from foreshard.topologies.cluster import Cluster
@@ -120,8 +120,8 @@ class Members:
         """The longest latency of the links between neighbouring nodes, in seconds, whatever the order of the group."""
         if len(self.nodes) == 1:
             return 0.0
-        hops = self._hops(tuple(sorted(self.nodes, key=lambda node: int(node[0]))))
-        return float(self.cluster.path_latency(hops.src, hops.dst).max(initial=0.0))
+        nodes = sorted(self.nodes, key=lambda node: int(node[0]))
+        return longest_latency_s(self.cluster, self._hops(tuple(nodes)))
 
     @cached_property
     def shape(self) -> Shape:

@@ -157,6 +157,18 @@ def test_following_paths_loads_the_links_that_the_cluster_loads(nodes, flows, se
     np.testing.assert_allclose(along.nbytes, expected)
 
 
+@pytest.mark.parametrize("name", ["p4d.24xlarge", "dgx-h100", "dgx1-v100", "gb200-nvl72"])
+def test_following_paths_finds_the_latency_the_cluster_states(name, monkeypatch):
+    import foreshard.simulator.loads as module
+
+    cluster = load_preset(name, nodes=24)
+    src = np.arange(0, cluster.size, 5)
+    flows = module.Flows(src, (src * 7 + 3) % cluster.size, np.ones(len(src)))
+    stated = module.longest_latency_s(cluster, flows)
+    monkeypatch.setattr(module, "_LINKS_FOR_A_PATH", 0)
+    assert module.longest_latency_s(cluster, flows) == pytest.approx(stated, rel=1e-12)
+
+
 @given(st.sampled_from(["p5.48xlarge", "p4d.24xlarge"]), st.integers(2, 4), st.integers(0, 2**32 - 1))
 def test_the_two_steps_of_a_hierarchical_all_to_all_deliver_every_byte(name, nodes, seed):
     cluster = machine(name, nodes)
