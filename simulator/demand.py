@@ -6,6 +6,7 @@ distributions) or exact (one sampled or recorded batch). The step program turns 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 
 import numpy as np
@@ -61,8 +62,8 @@ class FamilyDemand:
     `ids` and `lengths` are all-to-alls in the sharding groups, counted in ids and in lengths, from batch owner to
     row owner. `output` lists the exchanges of the forward in order, counted in elements, row owner to batch owner:
     an all_to_all for table-wise and column-wise kinds, a reduce_scatter for row-wise pooled tables, both for
-    table_row_wise and grid_shard. The backward mirrors them in reverse order. `weight_bytes` and `weight_elements`
-    [ranks] are those of the rank's shards.
+    table_row_wise and grid_shard. The backward mirrors them in reverse order. `weight_bytes`, `weight_elements`
+    and `state_elements` (fp32 elements of optimizer state) [ranks] are those of the rank's shards.
     """
 
     sharding: ShardingType
@@ -76,6 +77,7 @@ class FamilyDemand:
     local: LocalDemand
     weight_bytes: FloatArray
     weight_elements: FloatArray
+    state_elements: FloatArray
 
     @property
     def imbalance(self) -> float:
@@ -101,6 +103,23 @@ class ReplicaDemand:
     touched_elements: FloatArray
     union_rows: FloatArray
     union_elements: FloatArray
+
+    @classmethod
+    def of_shards(
+        cls, groups: Groups, families: Sequence[FamilyDemand], union_rows: FloatArray, union_elements: FloatArray
+    ) -> ReplicaDemand:
+        """What replicas of whole shards synchronise: all that the families' ranks hold and touch."""
+        zero = np.zeros(groups.world_size)
+        return cls(
+            groups=groups,
+            weight_bytes=sum((family.weight_bytes for family in families), start=zero),
+            weight_elements=sum((family.weight_elements for family in families), start=zero),
+            state_elements=sum((family.state_elements for family in families), start=zero),
+            touched_rows=sum((family.local.distinct_rows for family in families), start=zero),
+            touched_elements=sum((family.local.distinct_elements for family in families), start=zero),
+            union_rows=union_rows,
+            union_elements=union_elements,
+        )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)

@@ -101,14 +101,15 @@ def count_step(
                 progress.update()
             for family in families:
                 _take_rows(family, members)
+    demands = tuple(_family_demand(family, layout, node_of, optimizer) for family in families)
     demand = Demand(
         world_size=layout.world_size,
-        families=tuple(_family_demand(family, layout, node_of) for family in families),
+        families=demands,
         data_parallel=_local(replicated, np.zeros(layout.world_size, dtype=np.int64)),
         data_parallel_elements=float(sum(t.table.num_embeddings * t.table.embedding_dim for t in replicated.tables)),
         batch_ids=sizes[0],
         batch_lengths=sizes[1],
-        replica_rounds=(_replica(families, layout, optimizer),),
+        replica_rounds=(_replica(families, demands, layout),),
     )
     return CountedStep(demand=demand, rows=dict(row for family in families for row in _rows(family)))
 
@@ -188,9 +189,9 @@ def _local(family: _Family, position_of: IntArray) -> LocalDemand:
     )
 
 
-def _family_demand(family: _Family, layout: ResolvedLayout, node_of: IntArray) -> FamilyDemand:
+def _family_demand(family: _Family, layout: ResolvedLayout, node_of: IntArray, optimizer: Optimizer) -> FamilyDemand:
     counts, groups = family.counts, layout.sharding
-    held = _held(family, layout.group_size, "sgd")
+    held = np.sum([_weights(table, layout.group_size, optimizer) for table in family.tables], axis=0)
     return FamilyDemand(
         sharding=family.sharding,
         pooled=family.pooled,
@@ -205,6 +206,7 @@ def _family_demand(family: _Family, layout: ResolvedLayout, node_of: IntArray) -
         local=_local(family, groups.position_of),
         weight_bytes=held[2][groups.position_of],
         weight_elements=held[1][groups.position_of],
+        state_elements=held[3][groups.position_of],
     )
 
 
@@ -246,35 +248,19 @@ def _columns_of_nodes(family: _Family, nodes: int, local: int) -> FloatArray:
     return columns
 
 
-def _replica(families: Sequence[_Family], layout: ResolvedLayout, optimizer: Optimizer) -> ReplicaDemand:
+def _replica(families: Sequence[_Family], demands: Sequence[FamilyDemand], layout: ResolvedLayout) -> ReplicaDemand:
     assert layout.replica is not None
     position, members = layout.sharding.position_of, layout.group_size
-    held, union = np.zeros((4, members)), np.zeros((3, members))
-    touched = sum((family.touched for family in families), start=np.zeros((3, layout.world_size)))
+    union = np.zeros((3, members))
     for family in families:
-        held += _held(family, members, optimizer)
         union += family.group_rows.at_owners(_union(family), members)
-    return ReplicaDemand(
-        groups=layout.replica,
-        weight_bytes=held[2][position],
-        weight_elements=held[1][position],
-        state_elements=held[3][position],
-        touched_rows=touched[0],
-        touched_elements=touched[1],
-        union_rows=union[0][position],
-        union_elements=union[1][position],
-    )
+    return ReplicaDemand.of_shards(layout.replica, demands, union[0][position], union[1][position])
 
 
 def _union(family: _Family) -> list[IntArray]:
     """Distinct rows of every table over all groups."""
     tables = zip(family.tables, zip(*family.rows, strict=True), strict=True)
     return [union_of(rows, table.table.num_embeddings) for table, rows in tables]
-
-
-def _held(family: _Family, members: int, optimizer: Optimizer) -> FloatArray:
-    """(Rows, elements, weight bytes, optimizer state elements) of all tables at every position, [4, members]."""
-    return np.sum([_weights(table, members, optimizer) for table in family.tables], axis=0)
 
 
 def _weights(table: ShardedTable, members: int, optimizer: Optimizer) -> FloatArray:

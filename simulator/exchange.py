@@ -36,6 +36,7 @@ class Family:
 
 def family_demand(family: Family, layout: ResolvedLayout, node_of: IntArray) -> FamilyDemand:
     """Return the family's collectives over the sharding groups and its row work on every rank."""
+    position_of = layout.sharding.position_of
     return FamilyDemand(
         sharding=family.sharding,
         pooled=family.pooled,
@@ -45,9 +46,10 @@ def family_demand(family: Family, layout: ResolvedLayout, node_of: IntArray) -> 
         ids=_from_batches(layout.sharding, family.tally.of("ids")),
         lengths=_from_batches(layout.sharding, family.tally.of("lengths")),
         output=_output(family, layout, node_of),
-        local=family.tally.local(layout.sharding.position_of),
-        weight_bytes=family.tally.of("weight_bytes")[layout.sharding.position_of],
-        weight_elements=family.tally.of("weight_elements")[layout.sharding.position_of],
+        local=family.tally.local(position_of),
+        weight_bytes=family.tally.of("weight_bytes")[position_of],
+        weight_elements=family.tally.of("weight_elements")[position_of],
+        state_elements=family.tally.of("state_elements")[position_of],
     )
 
 

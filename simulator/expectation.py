@@ -53,7 +53,7 @@ def expected_demand(
         count_rows=count_rows,
         dedup=dedup,
     )
-    families = tuple(_families(sharded, batch, layout, node_of))
+    families = _families(sharded, batch, layout, node_of)
     replicated = [item.table for item in sharded if item.sharding == "data_parallel"]
     tables = [item.table for item in sharded]
     return Demand(
@@ -65,7 +65,7 @@ def expected_demand(
         batch_lengths=np.full(
             layout.world_size, workload.batch_size * sum(table.poolings_per_sample for table in tables)
         ),
-        replica_rounds=(_replica([tally for _, tally in families], layout),),
+        replica_rounds=(_replica(families, layout),),
     )
 
 
@@ -95,21 +95,12 @@ def _data_parallel(tables: Sequence[Table], batch_size: int, world_size: int) ->
     return tally.local(np.zeros(world_size, dtype=np.int64))
 
 
-def _replica(tallies: Sequence[Tally], layout: ResolvedLayout) -> ReplicaDemand:
+def _replica(families: Sequence[tuple[FamilyDemand, Tally]], layout: ResolvedLayout) -> ReplicaDemand:
     assert layout.replica is not None
     position = layout.sharding.position_of
-    zero = np.zeros(layout.world_size)
 
-    def total(name: str) -> FloatArray:
-        return sum((tally.of(name)[position] for tally in tallies), start=zero)
+    def union(name: str) -> FloatArray:
+        return sum((tally.of(name)[position] for _, tally in families), start=np.zeros(layout.world_size))
 
-    return ReplicaDemand(
-        groups=layout.replica,
-        weight_bytes=total("weight_bytes"),
-        weight_elements=total("weight_elements"),
-        state_elements=total("state_elements"),
-        touched_rows=total("distinct_rows"),
-        touched_elements=total("distinct_elements"),
-        union_rows=total("union_rows"),
-        union_elements=total("union_elements"),
-    )
+    demands = [demand for demand, _ in families]
+    return ReplicaDemand.of_shards(layout.replica, demands, union("union_rows"), union("union_elements"))

@@ -32,7 +32,8 @@ __all__ = ["BATCHES_HELD", "ITEMS", "Memory", "predict_memory", "shard_weight_by
 FloatArray = NDArray[np.float64]
 
 ITEMS: dict[str, str] = {
-    "weights_sharded": "embedding shards of the rank",
+    "weights_sharded": "embedding shards of the rank; fully sharded over replicas, its part of them",
+    "weights_gathered": "fully sharded: the whole shards, while they are looked up and updated",
     "weights_replicated": "data_parallel tables, whole on every rank",
     "optimizer_sharded": "fp32 optimizer state of the shards",
     "optimizer_replicated": "fp32 optimizer state of data_parallel tables",
@@ -45,7 +46,7 @@ ITEMS: dict[str, str] = {
     "input_dist": "ids and lengths permuted for sending and those received from the sharding group",
     "output_forward": "vectors leaving the lookup and vectors received, with their encoded copies",
     "output_backward": "gradients of vectors sent back and received, with their encoded copies",
-    "activations": "inputs and outputs of the dense layers, kept for the backward",
+    "activations": "inputs and outputs of the dense layers, kept for the backward; they use gathered weights' place",
     "replica_sync": "rows and gradients exchanged between replicas",
     "runtime_reserve": "CUDA context and NCCL buffers",
 }
@@ -73,7 +74,8 @@ class Memory:
     @property
     def weight_bytes(self) -> FloatArray:
         """Embedding weights alone in bytes, [ranks]: memory "before overhead"."""
-        return self.items["weights_sharded"] + self.items["weights_replicated"]
+        names = ("weights_sharded", "weights_gathered", "weights_replicated")
+        return np.sum([self.items[name] for name in names], axis=0, dtype=np.float64)
 
     @property
     def fits(self) -> bool:
@@ -113,12 +115,14 @@ def predict_memory(
 ) -> Memory:
     """Return the HBM of every rank item by item, in bytes; `constants` replaces shipped ones by name."""
     known = {**default_constants(), **(constants or {})}
+    tables = _embedding_items(scenario, layout, sharded, demand)
+    activations = _activation_bytes(scenario.workload.dense, scenario.workload.batch_size)
     items = {
-        **_embedding_items(scenario, layout, sharded),
+        **tables,
         **_dense_items(scenario, demand),
         **_input_items(scenario, demand),
         **_output_items(scenario.comms, sharded, demand),
-        "activations": _activation_bytes(scenario.workload.dense, scenario.workload.batch_size),
+        "activations": np.maximum(0.0, activations - tables["weights_gathered"]),
         "replica_sync": _replica_bytes(scenario, layout, demand),
         "runtime_reserve": _reserve(cluster, layout, demand, known),
     }
@@ -133,31 +137,40 @@ def predict_memory(
 
 def shard_weight_bytes(table: ShardedTable, group_size: int) -> FloatArray:
     """Bytes of a table's weights at each position of the sharding group, [positions]."""
-    return _at_positions(table, group_size, BYTES_PER_ELEMENT[table.table.data_type], np.diff(table.col_bounds))
-
-
-def _at_positions(table: ShardedTable, group_size: int, row_factor: float, widths: NDArray[np.int64]) -> FloatArray:
-    """Rows x width x factor of every shard, summed at its owner's position, [positions]."""
     if table.sharding == "data_parallel":
-        return np.full(group_size, float(table.table.num_embeddings * widths.sum() * row_factor))
-    sizes = np.outer(widths, rows_held(table)) * float(row_factor)
+        return np.full(group_size, float(table.table.nbytes))
+    sizes = np.outer(np.diff(table.col_bounds), rows_held(table)) * float(BYTES_PER_ELEMENT[table.table.data_type])
     return np.asarray(np.bincount(table.owners.ravel(), sizes.ravel(), minlength=group_size), dtype=np.float64)
 
 
 def _embedding_items(
-    scenario: Scenario, layout: ResolvedLayout, sharded: tuple[ShardedTable, ...]
+    scenario: Scenario, layout: ResolvedLayout, sharded: tuple[ShardedTable, ...], demand: Demand
 ) -> dict[str, FloatArray]:
-    size = layout.group_size
-    names = ("weights_sharded", "weights_replicated", "optimizer_sharded", "optimizer_replicated")
-    totals = {name: np.zeros(size) for name in names}
-    for table in sharded:
-        where = "replicated" if table.sharding == "data_parallel" else "sharded"
-        totals[f"weights_{where}"] += shard_weight_bytes(table, size)
-        state = [
-            state_elements_per_row(scenario.execution.optimizer, int(width)) for width in np.diff(table.col_bounds)
-        ]
-        totals[f"optimizer_{where}"] += _at_positions(table, size, FULL_BYTES, np.array(state))
-    return {name: values[layout.sharding.position_of] for name, values in totals.items()}
+    zero = np.zeros(layout.world_size)
+    state = sum((family.state_elements for family in demand.families), start=zero)
+    whole = [cut.table for cut in sharded if cut.sharding == "data_parallel"]
+    optimizer = scenario.execution.optimizer
+    rows = [table.num_embeddings * state_elements_per_row(optimizer, table.embedding_dim) for table in whole]
+    return {
+        **_shard_items(scenario, layout, demand),
+        "weights_replicated": zero + sum(table.nbytes for table in whole),
+        "optimizer_sharded": FULL_BYTES * state,
+        "optimizer_replicated": zero + FULL_BYTES * sum(rows),
+    }
+
+
+def _shard_items(scenario: Scenario, layout: ResolvedLayout, demand: Demand) -> dict[str, FloatArray]:
+    """Shards' weights. Fully sharded, a rank keeps 1 / replicas of them, and has the whole while it is used besides.
+
+    Peak shard + shard / replicas, then shard / replicas: meta-pytorch/torchrec pull request 3558. Weights that do not
+    divide evenly are copied to be padded (torchrec 1.9.2, ShardedBatchedFusedEmbeddingBag).
+    """
+    zero = np.zeros(layout.world_size)
+    whole = sum((family.weight_bytes for family in demand.families), start=zero)
+    if layout.replicas == 1 or scenario.layout.sync != "fully_sharded":
+        return {"weights_sharded": whole, "weights_gathered": zero}
+    uneven = [np.where(f.weight_elements % layout.replicas, f.weight_bytes, 0.0) for f in demand.families]
+    return {"weights_sharded": whole / layout.replicas, "weights_gathered": whole + sum(uneven, start=zero)}
 
 
 # -- the dense model ---------------------------------------------------------------------------------------------
@@ -229,12 +242,13 @@ def _exchange_bytes(hops: tuple[Collective, ...], element_bytes: float) -> Float
 
 def _replica_bytes(scenario: Scenario, layout: ResolvedLayout, demand: Demand) -> FloatArray:
     """Weights are averaged in place; gradients are packed with their row ids and gathered from all replicas."""
-    replica = demand.replica
-    if layout.replicas == 1 or scenario.layout.sync == "weights":
-        return np.zeros(layout.world_size)
-    own = replica.touched_rows * INDEX_BYTES + replica.touched_elements * FULL_BYTES
-    gathered = np.bincount(replica.groups.group_of, weights=own)[replica.groups.group_of]
-    return own + gathered
+    total = np.zeros(layout.world_size)
+    if layout.replicas == 1 or scenario.layout.sync != "gradients":
+        return total
+    for replica in demand.replica_rounds:
+        own = replica.touched_rows * INDEX_BYTES + replica.touched_elements * FULL_BYTES
+        total += own + np.bincount(replica.groups.group_of, weights=own)[replica.groups.group_of]
+    return total
 
 
 # -- the runtime -------------------------------------------------------------------------------------------------
@@ -249,5 +263,13 @@ def _reserve(cluster: Cluster, layout: ResolvedLayout, demand: Demand, constants
     _, index, counts = np.unique(group, return_inverse=True, return_counts=True)
     peers = np.minimum(counts[index.ravel()] - 1, _PEERS_MEASURED) if demand.families else np.zeros(layout.world_size)
     exchange = constants["all_to_all_reserve"].value * np.maximum(peers - 1, 0) / (_PEERS_MEASURED - 1)
-    further = 2 if layout.replicas > 1 else 0
-    return constants["context_reserve"].value + exchange + further * constants["communicator_reserve"].value
+    further = _further(layout, demand) * constants["communicator_reserve"].value
+    return constants["context_reserve"].value + exchange + further
+
+
+def _further(layout: ResolvedLayout, demand: Demand) -> FloatArray:
+    """Communicators of a rank besides its sharding group's: the world's, and one for each set of replicas it is in."""
+    if layout.replicas == 1:
+        return np.zeros(layout.world_size)
+    sizes = [replica.groups.sizes[replica.groups.group_of] for replica in demand.replica_rounds]
+    return 1.0 + np.sum([size > 1 for size in sizes], axis=0)

@@ -181,6 +181,7 @@ def _joined_family(ranks: Sequence[IntArray], family: Sequence[FamilyDemand]) ->
         own=_joined_own(ranks, [part.own for part in family if part.own is not None]),
         weight_bytes=scattered(lambda part: part.weight_bytes),
         weight_elements=scattered(lambda part: part.weight_elements),
+        state_elements=scattered(lambda part: part.state_elements),
     )
 
 

@@ -112,7 +112,7 @@ class Prediction:
     @cached_property
     def memory_demand(self) -> Demand:
         """The demand as far as memory depends on it: unless replicas exchange rows, distinct rows are left out."""
-        exchanged = self.layout.replicas > 1 and self.scenario.layout.sync == "gradients"
+        exchanged = self.layout.replicas > 1 and (self.scenario.layout.sync == "gradients" or not self.layout.even)
         if exchanged or "demand" in self.__dict__ or self.scenario.execution.routing == "sampled":
             return self.demand
         return self._demand(count_rows=False)

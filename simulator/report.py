@@ -12,6 +12,7 @@ import numpy as np
 
 from foreshard.simulator.advice import Advice, memory_advice
 from foreshard.simulator.assumptions import assumptions_of, foreshard_version
+from foreshard.simulator.demand import Demand
 from foreshard.simulator.exposure import Breakdown, breakdown, slowest_rank
 from foreshard.simulator.layout import ResolvedLayout
 from foreshard.simulator.memory import Memory, predict_memory
@@ -175,7 +176,11 @@ def report(source: Prediction | StepTrace, *, planner: bool = False, what_if: bo
 
 def memory_of(source: Prediction) -> Memory:
     """Return the memory of a prediction in bytes, item by item and rank by rank."""
-    parts = (source.scenario, source.cluster, source.layout, source.sharded, source.demand)
+    return _memory_with(source, source.demand)
+
+
+def _memory_with(source: Prediction, demand: Demand) -> Memory:
+    parts = (source.scenario, source.cluster, source.layout, source.sharded, demand)
     return predict_memory(*parts, source.costs.constants)
 
 
@@ -211,10 +216,10 @@ def _layout_text(layout: ResolvedLayout) -> str:
         return f"global sharding over {layout.world_size} ranks"
     how = layout.layout
     every = f", sync_interval {how.sync_interval}" if how.sync == "weights" else ""
-    return (
-        f"2D: {layout.replicas} replicas in sharding groups of {layout.group_size}, {how.placement}; "
-        f"replicas synchronise {how.sync}{every}"
-    )
+    sizes = " and ".join(str(part.layout.group_size) for part in layout.by_size())
+    placement = how.placement if how.groups is None else "named one by one"
+    synchronise = "are fully sharded" if how.sync == "fully_sharded" else f"synchronise {how.sync}{every}"
+    return f"2D: {layout.replicas} replicas in sharding groups of {sizes}, {placement}; replicas {synchronise}"
 
 
 def _breakdown(source: Prediction) -> Breakdown:
@@ -271,13 +276,15 @@ def _sync(source: Prediction) -> SyncReport | None:
         plain_step_s=source.sync.plain.step_time_s,
         weights_step_s=source.sync.weights.step_time_s,
         gradients_step_s=source.sync.gradients.step_time_s,
+        fully_sharded_step_s=source.sync.fully_sharded.step_time_s if layout.sync == "fully_sharded" else None,
+        group_sizes=tuple(source.layout.sharding.sizes.tolist()),
     )
 
 
 def _placements(source: Prediction, sync: SyncReport) -> PlacementReport | None:
-    """The layout's placement beside the other one; None where both are the same or the plan forbids the other."""
+    """The layout's placement beside the other one; None where both are the same or plan or groups forbid the other."""
     scenario, now = source.scenario, source.scenario.layout.placement
-    if source.cluster.nodes == 1 or source.layout.group_size == 1:
+    if source.cluster.nodes == 1 or source.layout.group_size == 1 or scenario.layout.groups is not None:
         return None
     layout = replace(scenario.layout, placement="interleaved" if now == "contiguous" else "contiguous")
     try:
@@ -295,13 +302,15 @@ def advice_of(source: Prediction, memory: Memory | None = None) -> tuple[Advice,
     if memory.fits:
         return ()
     evaluate = partial(_memory_after, source)
-    return memory_advice(source.scenario, source.sharded, source.layout, memory.peak_rank, evaluate)
+    sharded = source.sharded_for(memory.peak_rank)
+    return memory_advice(source.scenario, sharded, source.layout, memory.peak_rank, evaluate)
 
 
 def _memory_after(source: Prediction, changed: Scenario) -> Memory:
     """Memory of a changed scenario, on the same cluster unless the change is in it."""
     same = changed.cluster == source.scenario.cluster
-    return memory_of(Prediction(changed, source.cluster if same else None))
+    after = Prediction(changed, source.cluster if same else None)
+    return _memory_with(after, after.memory_demand)
 
 
 def _provenance(source: Prediction) -> tuple[tuple[str, str | int], ...]:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from foreshard.simulator.planner_comparison import PlannerComparison
     from foreshard.simulator.report import CollectiveRow, Report
     from foreshard.simulator.scenario import Assumption
-    from foreshard.simulator.signals import Imbalance
+    from foreshard.simulator.signals import Imbalance, SyncReport
 
 __all__ = ["Section", "html_report", "sections", "text_report"]
 
@@ -179,20 +179,41 @@ def _sync(report: Report) -> Section:
         ("step that exchanges gradients of touched rows", format_ms(sync.gradients_step_s)),
         ("average step as configured", format_ms(sync.step_time_s)),
     ]
+    if sync.fully_sharded_step_s is not None:
+        rows.insert(3, ("step with fully sharded replicas", format_ms(sync.fully_sharded_step_s)))
     placements = report.placements
     if placements is not None:
         for name in ("contiguous", "interleaved"):
             it = getattr(placements, name)
             told = ", ".join(format_ms(time) for time in (it.plain_step_s, it.weights_step_s, it.gradients_step_s))
             rows.append((f"{name}: without, weights, gradients", told))
-    configured = every if sync.sync == "weights" else "exchanging gradients every step"
+    configured = {"weights": every, "gradients": "exchanging gradients every step"}.get(sync.sync, "fully sharded")
     notes = [f"configured: {configured}; {sync.sentence()}"]
     if placements is not None:
         notes.append(f"averaging weights, {placements.sentence()}")
     if report.heading.optimizer == "rowwise_adagrad":
         scaled = f"eta / sqrt(v / {sync.replicas} + eps)"
         notes.append(f"row-wise AdaGrad over {sync.replicas} replicas needs the step {scaled} (arXiv 2508.03854)")
+    notes += _sync_meaning(sync)
     return Section(title="Replica synchronisation", rows=tuple(rows), notes=tuple(notes))
+
+
+def _sync_meaning(sync: SyncReport) -> list[str]:
+    """What the numbers do not show: what is averaged with what."""
+    notes = []
+    if sync.sync == "fully_sharded":
+        notes.append(
+            "fully sharded as in TorchRec 1.9.2: weights are averaged after the lookup (reduce_scatter) and fetched "
+            "for the update (all_gather); a lookup reads what its own group wrote, and optimizer state is not averaged"
+        )
+    if len(set(sync.group_sizes)) > 1:
+        least, most = min(sync.group_sizes), max(sync.group_sizes)
+        notes.append(
+            "groups of different sizes synchronise row range by row range, one set of holders after the other; "
+            "averaged weights count every group once, so a sample of a group "
+            f"of {least} weighs {most / least:.3g} x one of a group of {most}"
+        )
+    return notes
 
 
 def _imbalance(report: Report) -> Section:

@@ -98,7 +98,8 @@ class SyncReport:
     """What replica synchronisation of a 2D layout costs, step times in seconds.
 
     `plain_step_s` without it, `weights_step_s` with whole shards averaged, `gradients_step_s` with the gradients of
-    touched rows exchanged; `step_time_s` is the average of the layout's own choice.
+    touched rows exchanged, `fully_sharded_step_s` with weights held in parts, where that is the layout's choice;
+    `step_time_s` is the average of the layout's own choice. `group_sizes` are the ranks of every sharding group.
     """
 
     sync: Sync
@@ -107,6 +108,8 @@ class SyncReport:
     plain_step_s: float
     weights_step_s: float
     gradients_step_s: float
+    fully_sharded_step_s: float | None = None
+    group_sizes: tuple[int, ...] = ()
 
     def average_weights_s(self, interval: int) -> float:
         """Mean step time in seconds when weights are averaged every `interval` steps: (sync + (k - 1) plain) / k."""
@@ -115,6 +118,8 @@ class SyncReport:
     @property
     def step_time_s(self) -> float:
         """Mean step time of the layout's own choice in seconds."""
+        if self.fully_sharded_step_s is not None:
+            return self.fully_sharded_step_s
         return self.gradients_step_s if self.sync == "gradients" else self.average_weights_s(self.sync_interval)
 
     @property
@@ -150,6 +155,7 @@ class SyncReport:
             "plain_step_s": self.plain_step_s,
             "weights_step_s": self.weights_step_s,
             "gradients_step_s": self.gradients_step_s,
+            "fully_sharded_step_s": self.fully_sharded_step_s,
             "weights_cheaper_from_interval": self.weights_cheaper_from,
         }
 
