@@ -46,12 +46,14 @@ def memory_advice(
 ) -> tuple[Advice, ...]:
     """Return the single changes that make `scenario` fit, each found true by `evaluate`; empty if there is none.
 
-    Tried in this order: the smallest larger sharding group, another sharding of the table that weighs most on
-    `peak_rank`, less optimizer state, narrower weights, more nodes.
+    Tried in this order: the smallest larger sharding group, fully sharded replicas, another sharding of the table that
+    weighs most on `peak_rank`, less optimizer state, narrower weights, more nodes. `sharded` are the tables in the
+    sharding group of `peak_rank`.
     """
     first = partial(_first_that_fits, evaluate=evaluate)
     found = (
         first(_larger_groups(scenario, layout), growing=True),
+        first(_fully_sharded(scenario, layout)),
         first(_other_sharding(scenario, sharded, layout, peak_rank)),
         first(_less_state(scenario)),
         first(_narrower_weights(scenario)),
@@ -86,11 +88,19 @@ def _first_that_fits(
 
 def _larger_groups(scenario: Scenario, layout: ResolvedLayout) -> Iterator[tuple[str, Scenario]]:
     """Larger sharding groups, smallest first."""
-    now = layout.group_size
+    now = int(layout.sharding.sizes.min())
+    told = f"from {now}" if scenario.layout.groups is None else "instead of layout.groups"
     for size in range(now + 1, layout.world_size + 1):
         if layout.world_size % size == 0:
-            larger = replace(scenario.layout, sharding_group_size=size)
-            yield f"set layout.sharding_group_size = {size} (from {now})", replace(scenario, layout=larger)
+            larger = replace(scenario.layout, sharding_group_size=size, groups=None)
+            yield f"set layout.sharding_group_size = {size} ({told})", replace(scenario, layout=larger)
+
+
+def _fully_sharded(scenario: Scenario, layout: ResolvedLayout) -> Iterator[tuple[str, Scenario]]:
+    """Replicas that hold a part of their shards while the dense model needs the memory."""
+    if layout.replicas > 1 and layout.even and scenario.layout.sync != "fully_sharded":
+        parted = replace(scenario.layout, sync="fully_sharded", sync_interval=1)
+        yield f'set layout.sync = "fully_sharded" (from {scenario.layout.sync})', replace(scenario, layout=parted)
 
 
 def _other_sharding(
@@ -98,7 +108,8 @@ def _other_sharding(
 ) -> Iterator[tuple[str, Scenario]]:
     """Another sharding for the table that weighs most on the fullest rank, then for every table."""
     position = int(layout.sharding.position_of[peak_rank])
-    weights = [float(shard_weight_bytes(table, layout.group_size)[position]) for table in sharded]
+    size = int(layout.sharding.sizes[layout.sharding.group_of[peak_rank]])
+    weights = [float(shard_weight_bytes(table, size)[position]) for table in sharded]
     heaviest = sharded[int(np.argmax(weights))]
     name, now = heaviest.table.name, heaviest.sharding
     for sharding in _OTHER_SHARDINGS:
@@ -140,7 +151,7 @@ def _more_nodes(scenario: Scenario) -> Iterator[tuple[str, Scenario]]:
     nodes = 2 * scenario.cluster.nodes
     while nodes <= _MOST_NODES:
         cluster = replace(scenario.cluster, nodes=nodes)
-        layout = replace(scenario.layout, sharding_group_size=None)
+        layout = replace(scenario.layout, sharding_group_size=None, groups=None)
         text = f"set cluster.nodes = {nodes} (from {scenario.cluster.nodes}) and shard over all of them"
         yield text, replace(scenario, cluster=cluster, layout=layout)
         nodes *= 2

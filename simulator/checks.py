@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import replace
 
 from foreshard.simulator.histogram import histogram_problems
 from foreshard.simulator.layout import Layout, resolve_layout
@@ -99,12 +101,14 @@ def check_together(
     yield from _check_capacity(tables, cluster)
     if layout is None:
         return
+    groups = None
     try:
         groups = resolve_layout(layout, cluster.size)
     except InputError as error:
         yield from error.problems
-        return
-    if plan is not None and tables:
+        with suppress(InputError):  # what is wrong with synchronisation does not hide what is wrong with the plan
+            groups = resolve_layout(replace(layout, sync="weights"), cluster.size)
+    if groups is not None and plan is not None and tables:
         read = {table.name: table for table in tables}
         known = Plan(default=plan.default, tables=tuple(pair for pair in plan.tables if pair[0] in read))
         yield from _merged(check_plan_by_size(known, tuple(read.values()), groups.group_shapes(cluster.node_of)))

@@ -37,7 +37,7 @@ def check_plan_by_size(plan: Plan, tables: tuple[Table, ...], shapes: Sequence[t
         for problem in check_plan(plan, tables, size, local):
             sizes.setdefault(problem, []).append(size)
     problems = [
-        problem if len(found) == len(shapes) else f"{problem} (in sharding groups of {' and '.join(map(str, found))})"
+        problem if len(found) == len(shapes) else f"{problem} [in sharding groups of {' and '.join(map(str, found))}]"
         for problem, found in sizes.items()
     ]
     return [*problems, *_check_columns_by_size(plan, tables, {local for _, local in shapes})]

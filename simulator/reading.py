@@ -38,6 +38,12 @@ _KEYS = (
     "schema", "name", "description", "cluster", "workload", "plan", "layout", "comms", "execution", "assumptions",
 )  # fmt: skip
 _TABLES = ("workload", "tables")
+_INSTEAD = {
+    ("cluster", "preset"): "file",
+    ("cluster", "file"): "preset",
+    ("layout", "sharding_group_size"): "groups",
+    ("layout", "groups"): "sharding_group_size",
+}
 
 
 def read_scenario(source: str | Path | Mapping[str, Any] | Scenario, overrides: Iterable[str] = ()) -> Scenario:
@@ -122,10 +128,8 @@ class _Reading:
         if path == _TABLES:  # what the file says of its own tables is not meant for these
             for key in ("name", "all_tables"):
                 self.document["workload"].pop(key, None)
-        machines: dict[tuple[str, ...], str] = {("cluster", "preset"): "file", ("cluster", "file"): "preset"}
-        replaced = machines.get(path)
-        if replaced is not None:  # a machine chosen by --set takes the place of the file's
-            self.document["cluster"].pop(replaced, None)
+        if path in _INSTEAD:  # a machine or groups chosen by --set take the place of the file's
+            self.document[path[0]].pop(_INSTEAD[path], None)
 
     def _expand(self) -> None:
         """Write out what a user may abbreviate: a sharding given as a word, a table set given by its name."""

@@ -84,7 +84,7 @@ MISTAKES: dict[str, tuple[str, Any, str]] = {
         "cluster", DELETED, 'cluster is missing: give [cluster] with preset = "p5.48xlarge" or file, and nodes',
     ),
     "no workload": ("workload", DELETED, "workload is missing: give [workload] with batch_size and tables"),
-    "section no table": ("layout", 8, "layout = 8: expected a table with the keys sharding_group_size, placement, sync, sync_interval"),
+    "section no table": ("layout", 8, "layout = 8: expected a table with the keys sharding_group_size, groups, placement, sync, sync_interval"),
     "misspelt preset": (
         "cluster/preset", "p5.48xlrge", "cluster.preset = \"p5.48xlrge\": no such machine; did you mean 'p5.48xlarge'?",
     ),
