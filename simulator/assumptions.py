@@ -15,6 +15,13 @@ from foreshard.topologies.machine import Sourced
 __all__ = ["assumptions_of", "foreshard_version"]
 
 
+_ROUTINGS = {
+    "expected": "expectation over the access distributions",
+    "sampled": "one sampled batch per rank",
+    "replayed": "recorded samples, in order",
+}
+
+
 def foreshard_version() -> str:
     """Version of the installed foreshard, such as "0.1.0"."""
     return version("foreshard")
@@ -40,7 +47,7 @@ def _execution(scenario: Scenario) -> Iterator[Assumption]:
     yield Assumption(
         name="execution.pipeline", value=pipeline, source=f"scenario; {held} batches are held on the device"
     )
-    how = "expectation over the access distributions" if routing == "expected" else "one sampled batch per rank"
+    how = _ROUTINGS[routing]
     yield Assumption(name="execution.routing", value=routing, source=f"scenario; ids are routed by {how}")
     yield Assumption(name="execution.dedup", value=str(scenario.execution.dedup).lower(), source=_dedup(scenario))
 

@@ -9,11 +9,11 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from foreshard.simulator.permute import starts_of
+from foreshard.simulator.permute import segment_order, starts_of
 from foreshard.simulator.workload import Table
 from foreshard.topologies.errors import InputError
 
-__all__ = ["JaggedBatch", "check_ids", "jagged_batch", "split_samples"]
+__all__ = ["JaggedBatch", "check_ids", "jagged_batch", "samples_of", "split_samples"]
 
 IntArray = NDArray[np.int64]
 FloatArray = NDArray[np.float64]
@@ -109,6 +109,18 @@ def jagged_batch(samples: Mapping[str, Sequence[Sequence[int]]]) -> JaggedBatch:
         features=tuple(samples),
         lengths=np.array(lengths, dtype=np.int64).reshape(len(samples), max(sizes, default=0)),
         values=np.array(values, dtype=np.int64),
+    )
+
+
+def samples_of(batch: JaggedBatch, samples: IntArray) -> JaggedBatch:
+    """Return the batch of the samples at these positions, in their order; a sample may come more than once."""
+    number = np.arange(len(batch.features))[:, None] * batch.samples + samples
+    at = segment_order(batch.lengths.ravel(), number.ravel())
+    return JaggedBatch(
+        features=batch.features,
+        lengths=batch.lengths[:, samples],
+        values=batch.values[at],
+        weights=None if batch.weights is None else batch.weights[at],
     )
 
 

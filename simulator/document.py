@@ -144,6 +144,8 @@ def to_document(scenario: Scenario) -> Document:
     document: Document = {"schema": SCHEMA, **_plain(scenario)}
     if "tables" in document.get("plan", {}):
         document["plan"]["tables"] = {name: _plain(sharding) for name, sharding in scenario.plan.tables}
+    if scenario.workload.replay is not None:  # where samples are recorded the default is to replay them
+        document.setdefault("execution", {})["routing"] = scenario.execution.routing
     if "degrade" in document["cluster"]:
         document["cluster"]["degrade"] = dict(scenario.cluster.degrade)
     return document

@@ -18,7 +18,7 @@ from annotated_types import Ge, MinLen
 from numpy.typing import NDArray
 
 from foreshard.simulator.hashing import hash_part, stable_key
-from foreshard.simulator.workload import Table
+from foreshard.simulator.workload import FeatureKind, FeaturePooling, Table
 
 __all__ = [
     "DEFAULT_ROW",
@@ -36,8 +36,6 @@ __all__ = [
 
 IntArray = NDArray[np.int64]
 RawId = int | str | None
-FeatureKind = Literal["single", "pooled", "sequence"]
-FeaturePooling = Literal["sum", "mean", "weighted"]
 
 DEFAULT_ROW = 0
 _INTEGER = re.compile(r"-?(?:0|[1-9][0-9]*)")

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
 
+from foreshard.simulator.batches import JaggedBatch
 from foreshard.simulator.collectives import Lowered
 from foreshard.simulator.costs import CostModel
 from foreshard.simulator.demand import Demand
@@ -16,6 +17,7 @@ from foreshard.simulator.layout import ResolvedLayout, Sync, resolve_layout
 from foreshard.simulator.placement import resolve_plan_by_size
 from foreshard.simulator.plan_demand import exact_demand_of_plans, expected_demand_of_plans
 from foreshard.simulator.program import Collective, Op, StepProgram
+from foreshard.simulator.recorded import RecordedBatches
 from foreshard.simulator.sampling import SampledBatches
 from foreshard.simulator.scenario import ClusterChoice, Scenario
 from foreshard.simulator.sharding import ShardedTable
@@ -113,21 +115,28 @@ class Prediction:
     def memory_demand(self) -> Demand:
         """The demand as far as memory depends on it: unless replicas exchange rows, distinct rows are left out."""
         exchanged = self.layout.replicas > 1 and (self.scenario.layout.sync == "gradients" or not self.layout.even)
-        if exchanged or "demand" in self.__dict__ or self.scenario.execution.routing == "sampled":
+        if exchanged or "demand" in self.__dict__ or self.scenario.execution.routing != "expected":
             return self.demand
         return self._demand(count_rows=False)
 
     def _demand(self, *, count_rows: bool) -> Demand:
         workload, execution = self.scenario.workload, self.scenario.execution
         layout, node_of = self.layout, self.cluster.node_of
-        if execution.routing == "sampled":
-            batches = SampledBatches(workload, layout.world_size, execution.seed)
+        if execution.routing != "expected":
+            batches = self._batches()
             return exact_demand_of_plans(
                 workload, self.plans, layout, node_of, batches, optimizer=execution.optimizer, dedup=execution.dedup
             )
         return expected_demand_of_plans(
             workload, self.plans, layout, node_of, execution.optimizer, count_rows=count_rows, dedup=execution.dedup
         )
+
+    def _batches(self) -> Sequence[JaggedBatch]:
+        """The batch of every rank, drawn or recorded."""
+        workload, execution = self.scenario.workload, self.scenario.execution
+        if execution.routing == "replayed":
+            return RecordedBatches.of(workload, self.layout.world_size)
+        return SampledBatches(workload, self.layout.world_size, execution.seed)
 
     def program(self, sync: Sync | None) -> StepProgram:
         """The step program with replicas synchronised by `sync`."""

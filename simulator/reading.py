@@ -21,13 +21,22 @@ from foreshard.simulator.document import (
 from foreshard.simulator.histogram_files import with_histogram
 from foreshard.simulator.layout import Layout
 from foreshard.simulator.plan_section import expand_shorthand, read_plan
+from foreshard.simulator.replay_section import (
+    Recorded,
+    check_recorded,
+    check_samples,
+    family_entries,
+    read_recorded,
+    with_counted_access,
+)
 from foreshard.simulator.scenario import Assumption, ClusterChoice, Comms, Execution, Scenario
 from foreshard.simulator.sharding import Plan
-from foreshard.simulator.shipped import shipped_names, shipped_text
+from foreshard.simulator.shipped import shipped_folder, shipped_names, shipped_text
 from foreshard.simulator.suggestions import did_you_mean, shown, toml_path, unknown_key
 from foreshard.simulator.tablesets import changed_tables, table_set_document
 from foreshard.simulator.validation import validated
 from foreshard.simulator.workload import Dense, Table, Workload
+from foreshard.topologies.cluster import Cluster
 from foreshard.topologies.errors import InputError
 
 __all__ = ["read_scenario"]
@@ -44,6 +53,7 @@ _INSTEAD = {
     ("layout", "sharding_group_size"): "groups",
     ("layout", "groups"): "sharding_group_size",
 }
+_READ_APART = ("tables", "all_tables", "dense", "replay", "families")
 
 
 def read_scenario(source: str | Path | Mapping[str, Any] | Scenario, overrides: Iterable[str] = ()) -> Scenario:
@@ -79,7 +89,8 @@ def _open(source: str | Path | Mapping[str, Any] | Scenario) -> _Opened:
     known = shipped_names("scenarios")
     if source in known:
         document = parse_toml(shipped_text("scenarios", str(source)), where=str(source))
-        return _Opened(document=document, where=str(source), name=str(source))
+        folder = shipped_folder("scenarios")
+        return _Opened(document=document, where=str(source), name=str(source), folder=folder)
     path = Path(source)
     if path.suffix != ".toml" and str(path.name) == str(source) and not path.exists():
         hint = did_you_mean(path.name, known)
@@ -97,6 +108,7 @@ class _Reading:
         self.problems: list[str] = []
         self.notes: list[Assumption] = []
         self.tables: tuple[Table, ...] = ()
+        self.recorded: Recorded | None = None
         self.table_names: list[str] | None = None
         self.settled: list[tuple[str, ...]] = []  # what overrides say is not assumed any more
 
@@ -163,10 +175,15 @@ class _Reading:
         cluster, layout = self._cluster(), self._layout()
         workload = self._workload()
         plan = read_plan(self.document.get("plan", {}), self.tables, self.table_names, self.problems, self.notes)
-        comms, execution = self._section(Comms, "comms"), self._section(Execution, "execution")
-        self._check_machine(cluster, layout, plan)
+        comms, execution = self._section(Comms, "comms"), self._execution()
+        machine = self._check_machine(cluster, layout, plan)
+        if machine and workload and self.recorded and execution and execution.routing == "replayed":
+            problems, notes = check_samples(self.recorded, workload, machine.size)
+            self.problems += problems
+            self.notes += notes
         settled = [*self.settled, ("workload", "all_tables")] if _TABLES in self.settled else self.settled
         own = _unsettled(self._assumptions(self.document.get("assumptions", [])), settled)
+        told = {note.name for note in self.notes if note.name == "workload.replay"}  # read again, and told anew
         if self.problems or not (cluster and workload and plan and layout and comms and execution):
             return None
         return Scenario(
@@ -178,13 +195,14 @@ class _Reading:
             execution=execution,
             name=self.document.get("name", self.name),
             description=self.document.get("description", ""),
-            assumptions=(*own, *self.notes),
+            assumptions=(*(note for note in own if note.name not in told), *self.notes),
         )
 
-    def _check_machine(self, cluster: ClusterChoice | None, layout: Layout | None, plan: Plan | None) -> None:
+    def _check_machine(self, cluster: ClusterChoice | None, layout: Layout | None, plan: Plan | None) -> Cluster | None:
         machine = resolve_cluster(cluster, self.problems) if cluster else None
         if machine is not None:
             self.problems += check_together(machine, self.tables, layout, plan)
+        return machine
 
     def _check_head(self) -> None:
         if "schema" not in self.document:
@@ -200,6 +218,17 @@ class _Reading:
 
     def _section(self, cls: type[T], key: str) -> T | None:
         return validated(cls, self.document.get(key, {}), (key,), self.problems)
+
+    def _execution(self) -> Execution | None:
+        """The execution; recorded samples are replayed unless another routing is asked for."""
+        section = self.document.get("execution", {})
+        if isinstance(section, dict) and self.recorded is not None:
+            section = {"routing": "replayed", **section}
+        execution = validated(Execution, section, ("execution",), self.problems)
+        workload = self.document.get("workload")
+        if execution and execution.routing == "replayed" and not (isinstance(workload, dict) and "replay" in workload):
+            self.problems.append('execution.routing = "replayed": give workload.replay, the file of recorded samples')
+        return execution
 
     def _cluster(self) -> ClusterChoice | None:
         if "cluster" not in self.document:
@@ -242,17 +271,26 @@ class _Reading:
             return None
         if not isinstance(section, dict):
             return validated(Workload, section, ("workload",), self.problems)
+        self.recorded = read_recorded(section, self.folder, self.problems)
         self._read_tables(section)
         dense = validated(Dense, section.get("dense", {}), ("workload", "dense"), self.problems)
         self.problems += check_dense(dense) if dense else ()
-        rest = {key: value for key, value in section.items() if key not in ("tables", "dense", "all_tables")}
+        if self.recorded is not None:
+            self.problems += check_recorded(self.recorded, self.tables, dense)
+        rest = {key: value for key, value in section.items() if key not in _READ_APART}
         workload = validated(Workload, {**rest, "tables": []}, ("workload",), self.problems)
-        return replace(workload, tables=self.tables, dense=dense) if workload and dense else None
+        if workload is None or dense is None:
+            return None
+        families = self.recorded.families if self.recorded else ()
+        replay = self.recorded.replay if self.recorded else None
+        return replace(workload, tables=self.tables, dense=dense, replay=replay, families=families)
 
     def _read_tables(self, section: Document) -> None:
         """Read what can be read of [[workload.tables]] into `tables`, and the names of all into `table_names`."""
         entries = section.get("tables", "missing")
-        if entries is None:  # an unknown table set, told already
+        if entries == "missing" and self.recorded is not None and self.recorded.families:
+            entries = family_entries(self.recorded) or None
+        if entries is None:  # an unknown table set or unreadable rows, told already
             return
         if not isinstance(entries, list) or not entries:
             given = f"= {shown(entries)}" if isinstance(entries, list) else "is missing"
@@ -267,7 +305,11 @@ class _Reading:
         read = [
             validated(Table, e, ("workload", "tables", k), self.problems) for k, e in zip(keys, entries, strict=True)
         ]
-        self.tables = tuple(table for table in read if table is not None)
+        self.tables = tuple(
+            with_counted_access(table, self.recorded) if self.recorded and "access" not in entry else table
+            for table, entry in zip(read, entries, strict=True)
+            if table is not None
+        )
         self.problems += check_tables(self.tables)
 
     def _counted(self, entry: Any, *path: str | int) -> Any:

@@ -43,12 +43,13 @@ class Execution:
     """How the step is run: the training pipeline, the embedding optimizer, how ids are drawn and the seed.
 
     `routing` "expected" uses the closed-form expectation of the access distributions; "sampled" draws one batch
-    of ids per rank with `seed` and routes it exactly. With `dedup` a rank exchanges each distinct id of a table once.
+    of ids per rank with `seed` and routes it exactly, "replayed" routes the samples of `workload.replay` exactly. With
+    `dedup` a rank exchanges each distinct id of a table once.
     """
 
     pipeline: Pipeline = "base"
     optimizer: Optimizer = "rowwise_adagrad"
-    routing: Literal["expected", "sampled"] = "expected"
+    routing: Literal["expected", "sampled", "replayed"] = "expected"
     seed: Annotated[int, Ge(0)] = 0
     dedup: bool = False
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from importlib.resources import files
+from pathlib import Path
 from typing import Literal
 
-__all__ = ["Kind", "shipped_names", "shipped_text"]
+__all__ = ["Kind", "shipped_folder", "shipped_names", "shipped_text"]
 
 Kind = Literal["tables", "scenarios"]
 
@@ -14,6 +15,11 @@ def shipped_names(kind: Kind) -> tuple[str, ...]:
     """Names of the shipped table sets or scenarios, in alphabetical order."""
     entries = (entry.name for entry in files("foreshard.simulator").joinpath(kind).iterdir())
     return tuple(sorted(name.removesuffix(".toml") for name in entries if name.endswith(".toml")))
+
+
+def shipped_folder(kind: Kind) -> Path:
+    """Folder of the shipped files of a kind, which name others beside them."""
+    return Path(str(files("foreshard.simulator").joinpath(kind)))
 
 
 def shipped_text(kind: Kind, name: str) -> str:

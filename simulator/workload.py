@@ -8,10 +8,24 @@ from typing import Annotated, Literal
 
 from annotated_types import Ge, Gt, Le, MinLen
 
-__all__ = ["BYTES_PER_ELEMENT", "Access", "DataType", "Dense", "Pooling", "Table", "Workload"]
+__all__ = [
+    "BYTES_PER_ELEMENT",
+    "Access",
+    "DataType",
+    "Dense",
+    "FamilyChoice",
+    "FeatureKind",
+    "FeaturePooling",
+    "Pooling",
+    "Replay",
+    "Table",
+    "Workload",
+]
 
 DataType = Literal["fp32", "fp16", "bf16", "fp8", "int8"]
 Pooling = Literal["sum", "mean", "none"]
+FeatureKind = Literal["single", "pooled", "sequence"]
+FeaturePooling = Literal["sum", "mean", "weighted"]
 
 BYTES_PER_ELEMENT: dict[DataType, int] = {"fp32": 4, "fp16": 2, "bf16": 2, "fp8": 1, "int8": 1}
 
@@ -136,10 +150,53 @@ class Dense:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class FamilyChoice:
+    """A family of ids in recorded rows, as a user writes it; `features.FeatureFamily` is what becomes of it.
+
+    `mapping` "dictionary" gives known `ids` rows of their own, by default those that the file holds at least
+    `min_count` times, the most frequent `num_embeddings` - 1 of them; "modulo" takes the whole numbers behind `prefix`
+    and "hash" any id, both into `num_embeddings` rows. Row 0 serves unknown ids. The other keys are FeatureFamily's.
+    """
+
+    name: Annotated[str, MinLen(1)]
+    mapping: Literal["dictionary", "modulo", "hash"] = "dictionary"
+    num_embeddings: Annotated[int, Ge(1)] | None = None
+    ids: tuple[int | str, ...] | None = None
+    min_count: Annotated[int, Ge(1)] = 1
+    prefix: str = ""
+    kind: FeatureKind = "single"
+    pooling: FeaturePooling = "sum"
+    column: str | None = None
+    weight_column: str | None = None
+    embedding_dim: Annotated[int, Ge(1)] = 128
+    data_type: DataType = "fp32"
+    separator: Annotated[str, MinLen(1)] = "|"
+    max_ids: Annotated[int, Ge(1)] | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Replay:
+    """Recorded samples that are run in place of drawn ones: a `file` of product rows, or a trace of ids.
+
+    Rank r trains on samples r x batch_size to (r + 1) x batch_size - 1. A file with too few samples is refused, unless
+    `repeat` lets it begin anew. `numeric` names the columns of rows that hold dense features.
+    """
+
+    file: Annotated[str, MinLen(1)]
+    repeat: bool = False
+    numeric: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Workload:
-    """One training job: `batch_size` samples per rank and step, its tables and its dense model."""
+    """One training job: `batch_size` samples per rank and step, its tables and its dense model.
+
+    `replay` names recorded samples, `families` say what ids their rows hold.
+    """
 
     batch_size: Annotated[int, Ge(1)]
     tables: tuple[Table, ...]
     dense: Dense = field(default_factory=Dense)
     name: str = "custom"
+    replay: Replay | None = None
+    families: tuple[FamilyChoice, ...] = ()
