@@ -75,7 +75,7 @@ class Memory:
     def weight_bytes(self) -> FloatArray:
         """Embedding weights alone in bytes, [ranks]: memory "before overhead"."""
         names = ("weights_sharded", "weights_gathered", "weights_replicated")
-        return np.sum([self.items[name] for name in names], axis=0, dtype=np.float64)
+        return np.asarray(np.sum([self.items[name] for name in names], axis=0), dtype=np.float64)
 
     @property
     def fits(self) -> bool:
@@ -272,4 +272,4 @@ def _further(layout: ResolvedLayout, demand: Demand) -> FloatArray:
     if layout.replicas == 1:
         return np.zeros(layout.world_size)
     sizes = [replica.groups.sizes[replica.groups.group_of] for replica in demand.replica_rounds]
-    return 1.0 + np.sum([size > 1 for size in sizes], axis=0)
+    return np.asarray(1.0 + np.sum([size > 1 for size in sizes], axis=0), dtype=np.float64)

@@ -85,8 +85,8 @@ class TablePieces:
         finders = [part_finder(cut) for cut in self.cuts]
 
         def find(ids: IntArray) -> IntArray:
-            begun = [piece[finder(ids)] for piece, finder in zip(first, finders, strict=True)]
-            return np.maximum.reduce(begun)
+            begun: list[IntArray] = [piece[finder(ids)] for piece, finder in zip(first, finders, strict=True)]
+            return np.asarray(np.maximum.reduce(begun))
 
         return find
 

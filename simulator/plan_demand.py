@@ -105,7 +105,7 @@ class _Renumbered(Sequence[JaggedBatch]):
 
     def __init__(self, batches: Sequence[JaggedBatch], ranks: IntArray) -> None:
         self._batches = batches
-        self._ranks = ranks.tolist()
+        self._ranks: list[int] = ranks.tolist()
 
     def __len__(self) -> int:
         return len(self._ranks)
