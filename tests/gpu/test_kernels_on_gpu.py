@@ -1,6 +1,7 @@
 """The kernels on a real GPU: equal to the NumPy reference, deterministic, on torch's stream, sanitizer-clean.
 
-What is exact on the CPU is exact here: sums, SGD, routing and codecs are compared bit for bit.
+What is exact on the CPU is exact here: sums, SGD, routing and codecs are compared bit for bit. (CuPy compiles with
+-ftz=true, which would show in values below 1.2e-38 only; none are drawn.)
 """
 
 from __future__ import annotations

@@ -49,8 +49,9 @@ def test_every_pattern_of_a_16_bit_format_decodes_and_encodes_as_in_numpy(on_cpu
     device = on_cpu(max_grid=1000)
     assert_same_floats(decode(encoded, codec, device=device), values)
     near = np.nextafter(values, np.float32(np.inf), where=np.isfinite(values), out=values.copy())
-    halfway = np.ldexp(np.float32(1), -24) * np.float32(1.5) + np.zeros_like(values)
-    for given_values in (values, near, halfway):
+    finite = np.unique(values[np.isfinite(values)]).astype(np.float64)
+    ties = ((finite[1:] + finite[:-1]) / 2).astype(np.float32)[None, :]
+    for given_values in (values, near, ties):
         got, expected = encode(given_values, codec, device=device), ref.encode(given_values, codec)
         keep = ~np.isnan(given_values)
         assert np.array_equal(got.view(np.uint16)[keep], expected.view(np.uint16)[keep])
@@ -68,6 +69,14 @@ def test_every_fp8_code_decodes_and_every_middle_rounds_as_in_the_reference(on_c
     assert np.array_equal(encode(row, codec, device=on_cpu()), ref.encode(row, codec))
     codes = np.concatenate([np.arange(256, dtype=np.uint8), np.float32(0.5).reshape(1).view(np.uint8)])[None, :]
     assert_same_floats(decode(codes, codec, device=on_cpu()), ref.decode(codes, codec))
+
+
+@pytest.mark.parametrize("codec", ["int8", "fp8_e4m3", "fp8_e5m2"])
+def test_rows_whose_scale_is_the_smallest_fp32_are_clipped_as_in_the_reference(on_cpu, codec):
+    largest = {"int8": 255, "fp8_e4m3": 448, "fp8_e5m2": 57344}[codec]
+    row = np.array([[0, 0.7, 1.49]]) * largest * 2.0**-149  # 1.49 x largest in units of the scale
+    rows = row.astype(np.float32)
+    assert np.array_equal(encode(rows, codec, device=on_cpu()), ref.encode(rows, codec))
 
 
 @pytest.mark.parametrize("codec", CODECS)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 import subprocess
 import sys
 from contextlib import contextmanager
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,6 +18,8 @@ import foreshard.kernels
 from foreshard.kernels.cupy_device import CupyDevice, cupy_device
 from foreshard.kernels.sources import KERNELS, OPTIONS, file_of, source_text
 from foreshard.topologies.errors import ForeshardError, InputError, MissingDependencyError
+
+HERE = Path(__file__).parent
 
 
 class FakeArray:
@@ -194,6 +199,38 @@ def test_addresses_are_those_of_device_memory_or_of_pinned_host_memory():
     device, host = CupyDevice(FakeCupy()), np.zeros(3)
     assert device.address(FakeArray()) == 4096
     assert device.address(host) == host.ctypes.data
+
+
+@pytest.mark.slow
+def test_the_gpu_tests_pass_with_numpy_for_cupy_and_the_shim_for_the_gpu():
+    """So the tests of tests/gpu, which only GPUs run, and the wrappers over CupyDevice are known to work."""
+    if shutil.which("g++") is None:
+        pytest.skip("no g++ here: kernels cannot be compiled for the CPU")
+    some = "routing or codecs or adagrad or pinned or outside or (sequences and float16 and not 102)"
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-p",
+        "fake_cupy",
+        "-p",
+        "no:cacheprovider",
+        "-p",
+        "no:xdist",
+        "-k",
+        some,
+    ]
+    done = subprocess.run(
+        [*command, str(HERE.parent / "gpu")],
+        cwd=HERE.parents[1],
+        env={**os.environ, "PYTHONPATH": str(HERE / "shim")},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
+    assert "passed" in done.stdout
+    assert "skipped" not in done.stdout
 
 
 def test_every_public_name_is_documented():
