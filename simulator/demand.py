@@ -6,7 +6,7 @@ distributions) or exact (one sampled or recorded batch). The step program turns 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
 
 import numpy as np
@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 
 from foreshard.simulator.layout import Groups
 from foreshard.simulator.program import Collective
-from foreshard.simulator.sharding import ShardingType
+from foreshard.simulator.sharding import ShardedTable, ShardingType, mean_vector_width
 
-__all__ = ["BatchOwnerDemand", "Demand", "FamilyDemand", "LocalDemand", "ReplicaDemand"]
+__all__ = ["BatchOwnerDemand", "Demand", "FamilyDemand", "LocalDemand", "ReplicaDemand", "vector_width"]
 
 FloatArray = NDArray[np.float64]
 
@@ -150,3 +150,10 @@ class Demand:
         zero = np.zeros(self.world_size)
         totals = {name: sum((getattr(one, name) for one in self.replica_rounds), start=zero) for name in names}
         return ReplicaDemand(groups=Groups.world(self.world_size), **totals)
+
+
+def vector_width(family: FamilyDemand, sharded: Iterable[ShardedTable]) -> float:
+    """Return the mean elements of a vector that a family's owners send: of bags, of ids, or of distinct rows."""
+    if family.own is not None:
+        return float(family.local.outputs.sum() / family.local.lookups.sum())
+    return mean_vector_width(sharded, family.sharding, pooled=family.pooled)

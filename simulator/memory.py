@@ -15,13 +15,13 @@ from numpy.typing import NDArray
 
 from foreshard.simulator.codecs import FULL_BYTES, wire_bytes
 from foreshard.simulator.costs import INDEX_BYTES, LENGTH_BYTES, default_constants
-from foreshard.simulator.demand import Demand
+from foreshard.simulator.demand import Demand, vector_width
 from foreshard.simulator.handed import given, received
 from foreshard.simulator.layout import ResolvedLayout
 from foreshard.simulator.program import Collective
 from foreshard.simulator.rows import rows_held
 from foreshard.simulator.scenario import Comms, Scenario
-from foreshard.simulator.sharding import ShardedTable, mean_vector_width
+from foreshard.simulator.sharding import ShardedTable
 from foreshard.simulator.tally import state_elements_per_row
 from foreshard.simulator.workload import BYTES_PER_ELEMENT, DataType, Dense
 from foreshard.topologies.cluster import Cluster
@@ -220,7 +220,7 @@ def _input_items(scenario: Scenario, demand: Demand) -> dict[str, FloatArray]:
 def _output_items(comms: Comms, sharded: tuple[ShardedTable, ...], demand: Demand) -> dict[str, FloatArray]:
     forward, backward = np.zeros(demand.world_size), np.zeros(demand.world_size)
     for family in demand.families:
-        dim = mean_vector_width(sharded, family.sharding, pooled=family.pooled)
+        dim = vector_width(family, sharded)
         forward += _exchange_bytes(family.output, _element_bytes(comms.forward, dim))
         backward += _exchange_bytes(family.output, _element_bytes(comms.backward, dim))
         if family.own is not None:  # what the batch owner makes of distinct vectors, and its gradient

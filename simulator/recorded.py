@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import lru_cache
 from typing import Any, overload
 
 import numpy as np
@@ -85,7 +87,24 @@ def too_few(samples: int, size: int, world_size: int, *, repeat: bool) -> str:
 
 
 def read_samples(replay: Replay, families: Sequence[FamilyChoice]) -> JaggedBatch:
-    """Return all samples of the file: rows mapped by `families`, or a trace of ids where there are none."""
+    """Return all samples of the file: rows mapped by `families`, or a trace of ids where there are none.
+
+    What-ifs ask for the same samples again and again: those read last are kept until the file changes.
+    """
+    return _read(replay, tuple(families), _stamp(replay.file))
+
+
+def _stamp(file: str) -> tuple[int, int] | None:
+    """Time of the last change in ns and size in bytes; None where there is no such file, which reading it tells."""
+    try:
+        found = os.stat(file)
+    except OSError:
+        return None
+    return found.st_mtime_ns, found.st_size
+
+
+@lru_cache(maxsize=1)
+def _read(replay: Replay, families: tuple[FamilyChoice, ...], stamp: tuple[int, int] | None) -> JaggedBatch:
     return samples_of_rows(read_rows(replay.file), replay, families) if families else read_batch(replay.file)
 
 

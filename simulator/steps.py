@@ -9,19 +9,20 @@ With deduplication the batch owner makes ids distinct first, pools distinct vect
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from foreshard.simulator.codecs import FULL_BYTES, codec_bytes, wire_bytes
 from foreshard.simulator.costs import INDEX_BYTES, LENGTH_BYTES, CostModel
-from foreshard.simulator.demand import Demand, FamilyDemand, ReplicaDemand
+from foreshard.simulator.demand import Demand, FamilyDemand, ReplicaDemand, vector_width
 from foreshard.simulator.handed import given, received
 from foreshard.simulator.layout import Groups, ResolvedLayout, Sync
-from foreshard.simulator.program import Collective, CollectiveKind, Compute, Dep, Op, Stage, StepProgram, Stream
+from foreshard.simulator.op_list import OpList
+from foreshard.simulator.program import Collective, CollectiveKind, Dep, Op, Stage, StepProgram, Stream
 from foreshard.simulator.scenario import Scenario
-from foreshard.simulator.sharding import ShardedTable, mean_vector_width
+from foreshard.simulator.sharding import ShardedTable
 from foreshard.simulator.traffic import PairBytes
 from foreshard.simulator.workload import DataType
 
@@ -49,20 +50,18 @@ def build_program(
     sync: Sync | None,
 ) -> StepProgram:
     """Return the program of one steady-state step; `sync` says how replicas are synchronised in it (None: not)."""
-    builder = _Builder(scenario, layout, sharded, demand, costs, sync if layout.replicas > 1 else None)
+    builder = _Builder(scenario, layout, sharded, demand, sync if layout.replicas > 1 else None, costs=costs)
     ops = builder.sparse_dist() if scenario.execution.pipeline == "sparse_dist" else builder.base()
     return StepProgram(world_size=layout.world_size, ops=ops, warmup_steps=_WARMUP[scenario.execution.pipeline])
 
 
 @dataclass(slots=True)
-class _Builder:
+class _Builder(OpList):
     scenario: Scenario
     layout: ResolvedLayout
     sharded: tuple[ShardedTable, ...]
     demand: Demand
-    costs: CostModel
     sync: Sync | None
-    ops: list[Op] = field(default_factory=list)
 
     # -- pipelines: the order in which the host issues one step ------------------------------------------------
 
@@ -215,7 +214,7 @@ class _Builder:
         )
 
     def row_dim(self, family: FamilyDemand) -> float:
-        return mean_vector_width(self.sharded, family.sharding, pooled=family.pooled)
+        return vector_width(family, self.sharded)
 
     # -- backward: the rest of stage 4, then 5, 6 and 7 --------------------------------------------------------
 
@@ -360,50 +359,6 @@ class _Builder:
     ) -> None:
         work = Collective(kind=kind, groups=groups, nbytes=nbytes)
         self.collective(name, "dense_gradient_sync", "replica_comm", work, deps=deps)
-
-    # -- adding operations -------------------------------------------------------------------------------------
-
-    def compute(
-        self, name: str, stage: Stage, stream: Stream, seconds: FloatArray, launches: float,
-        *, deps: tuple[Dep, ...] = (), batch: int = 0,
-    ) -> None:  # fmt: skip
-        count = round(launches)
-        self.ops.append(
-            Op(
-                name=name,
-                label=_label(name),
-                stage=stage,
-                stream=stream,
-                work=Compute(seconds=seconds),
-                deps=deps,
-                batch=batch,
-                launches=count,
-                host_s=self.costs.host(count),
-            )
-        )
-
-    def collective(
-        self, name: str, stage: Stage, stream: Stream, work: Collective,
-        *, deps: tuple[Dep, ...] = (), batch: int = 0, waits: tuple[Dep, ...] = (), label: str | None = None,
-    ) -> None:  # fmt: skip
-        self.ops.append(
-            Op(
-                name=name,
-                label=label or _label(name),
-                stage=stage,
-                stream=stream,
-                work=work,
-                deps=deps,
-                batch=batch,
-                host_s=self.costs["host_per_collective"],
-                host_waits=waits,
-            )
-        )
-
-
-def _label(name: str) -> str:
-    """The span's name in TorchRec's words: the part before the first dot."""
-    return name.split(".", 1)[0]
 
 
 def _of_first_member(nbytes: FloatArray, groups: Groups) -> tuple[float, ...]:

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from foreshard.simulator.demand import vector_width
 from foreshard.simulator.layout import Layout
 from foreshard.simulator.prediction import Prediction
 from foreshard.simulator.program import Compute, StepProgram
@@ -109,3 +110,15 @@ def test_a_scenario_switches_it_on_and_a_wrong_value_is_one_sentence() -> None:
     assert read_scenario(read) == read
     with pytest.raises(InputError, match=r"execution\.dedup = 1: expected true or false"):
         read_scenario("mlperf-dcnv2-p5", ["execution.dedup=1"])
+
+
+def test_quantised_rows_are_as_wide_as_the_distinct_vectors_that_travel() -> None:
+    """Two pooled tables: 1 id a sample of 32 columns, 100 hot ids of 8: few distinct narrow rows, many wide ones."""
+    narrow = Table(name="narrow", num_embeddings=10, embedding_dim=8, pooling_factor=100)
+    wide = Table(name="wide", num_embeddings=10**6, embedding_dim=32)
+    workload = Workload(batch_size=500, tables=(narrow, wide), dense=SCENARIO.workload.dense)
+    prediction = Prediction(replace(deduplicated(), workload=workload, layout=Layout()))
+    (family,) = prediction.demand.families
+    assert vector_width(family, prediction.sharded) == pytest.approx((10 * 8 + 500 * 32) / 510, rel=1e-3)
+    plain = Prediction(replace(SCENARIO, workload=workload, layout=Layout()))
+    assert vector_width(plain.demand.families[0], plain.sharded) == 20

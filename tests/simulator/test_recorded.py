@@ -390,3 +390,11 @@ def test_unicode_names_and_ids_are_ordinary(tmp_path: Path) -> None:
     scenario = read_scenario(saved(tmp_path, content))
     assert scenario.workload.families[0].ids == ("żółw", "用户")
     assert Prediction(scenario).demand.batch_ids.sum() == 8
+
+
+def test_a_changed_file_is_read_anew(tmp_path: Path) -> None:
+    trace(tmp_path, "t.npz", a=[[1]] * 8, b=[[1]] * 8)
+    scenario = read_scenario(saved(tmp_path, document({"file": "t.npz"}, tables=TABLES)))
+    assert Prediction(scenario).demand.batch_ids.sum() == 16
+    trace(tmp_path, "t.npz", a=[[1, 2, 3]] * 8, b=[[1]] * 8)
+    assert Prediction(scenario).demand.batch_ids.sum() == 32
