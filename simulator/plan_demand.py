@@ -62,6 +62,8 @@ def _expected_rounds(
     workload: Workload, plans: Plans, layout: ResolvedLayout, optimizer: Optimizer
 ) -> tuple[ReplicaDemand, ...]:
     overlap = Overlap(plans, layout)
+    if not overlap.tables:
+        return ()
 
     def distinct(ranks: int) -> list[FloatArray]:
         return [_distinct(table, workload.batch_size, ranks) for table in overlap.tables]
@@ -124,6 +126,8 @@ def _exact_rounds(
     plans: Plans, layout: ResolvedLayout, steps: Sequence[CountedStep], optimizer: Optimizer
 ) -> tuple[ReplicaDemand, ...]:
     overlap = Overlap(plans, layout)
+    if not overlap.tables:
+        return ()
     touched: list[list[IntArray]] = []  # size by size, group by group
     union = [np.zeros(0, dtype=np.int64)] * len(overlap.tables)
     for step in steps:
