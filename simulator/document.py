@@ -38,7 +38,7 @@ def read_toml(path: Path) -> Document:
     """Return the document in a TOML file; raises InputError if it is missing, not a file, not UTF-8 or not TOML."""
     try:
         data = path.read_bytes()
-    except OSError as error:
+    except (OSError, ValueError) as error:  # a path with a NUL character is a ValueError
         raise InputError(_unreadable(path, error), where=str(path)) from None
     try:
         text = data.decode("utf-8-sig")
@@ -48,7 +48,9 @@ def read_toml(path: Path) -> Document:
     return parse_toml(text, where=str(path))
 
 
-def _unreadable(path: Path, error: OSError) -> str:
+def _unreadable(path: Path, error: OSError | ValueError) -> str:
+    if isinstance(error, ValueError):
+        return f"no file has such a name: {error}"
     if isinstance(error, FileNotFoundError):
         return "no such file: give the path of a scenario file or a shipped name (`foreshard presets` lists them)"
     if path.is_dir():

@@ -240,6 +240,9 @@ class _Reading:
         choice = validated(ClusterChoice, section, ("cluster",), self.problems)
         if choice is None or choice.file is None:
             return choice
+        if "\0" in choice.file:
+            self.problems.append(f"cluster.file = {shown(choice.file)}: no file has such a name")
+            return None
         return replace(choice, file=str((self.folder / choice.file).resolve()))
 
     def _degrade(self, factors: Any) -> list[list[Any]]:
@@ -288,8 +291,8 @@ class _Reading:
     def _read_tables(self, section: Document) -> None:
         """Read what can be read of [[workload.tables]] into `tables`, and the names of all into `table_names`."""
         entries = section.get("tables", "missing")
-        if entries == "missing" and self.recorded is not None and self.recorded.families:
-            entries = family_entries(self.recorded) or None
+        if entries == "missing" and section.get("families"):
+            entries = (family_entries(self.recorded) if self.recorded else []) or None
         if entries is None:  # an unknown table set or unreadable rows, told already
             return
         if not isinstance(entries, list) or not entries:

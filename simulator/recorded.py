@@ -98,7 +98,7 @@ def _stamp(file: str) -> tuple[int, int] | None:
     """Time of the last change in ns and size in bytes; None where there is no such file, which reading it tells."""
     try:
         found = os.stat(file)
-    except OSError:
+    except (OSError, ValueError):
         return None
     return found.st_mtime_ns, found.st_size
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -47,7 +48,7 @@ def read_recorded(section: Document, folder: Path, problems: list[str]) -> Recor
     replay = validated(Replay, section["replay"], ("workload", "replay"), problems)
     if replay is None or families is None:
         return None
-    replay = replace(replay, file=str((folder / replay.file).resolve()))
+    replay = replace(replay, file=os.path.abspath(folder / replay.file))
     wrong = list(_contradictions(replay, families))
     problems += wrong
     if wrong:

@@ -51,6 +51,8 @@ def _text(path: Path) -> str:
         raise InputError(f"{path}: cannot be read: {error.strerror or error}") from None
     except UnicodeDecodeError as error:
         raise InputError(f"{path}: byte {error.start} is not UTF-8: save the file as UTF-8") from None
+    except ValueError as error:  # a path with a NUL character
+        raise InputError(f"{str(path)!r}: no file has such a name: {error}") from None
 
 
 def _read_csv(path: Path, delimiter: str) -> Rows:
@@ -119,6 +121,6 @@ def read_parquet_table(path: Path) -> Any:
         ) from None
     try:
         return pyarrow.parquet.read_table(path)
-    except (pyarrow.ArrowException, OSError) as error:
+    except (pyarrow.ArrowException, OSError, ValueError) as error:
         reason = str(error).splitlines()[0]
         raise InputError(f"{path}: cannot be read as Parquet ({reason}): the file may be cut") from None

@@ -398,3 +398,20 @@ def test_a_changed_file_is_read_anew(tmp_path: Path) -> None:
     assert Prediction(scenario).demand.batch_ids.sum() == 16
     trace(tmp_path, "t.npz", a=[[1, 2, 3]] * 8, b=[[1]] * 8)
     assert Prediction(scenario).demand.batch_ids.sum() == 32
+
+
+@pytest.mark.parametrize(
+    "workload",
+    [
+        {"replay": {"file": "a\0.csv"}, "families": FAMILIES},
+        {"replay": {"file": "a\0.npz"}, "tables": TABLES},
+        {"tables": [{**TABLES[0], "access": {"histogram": "a\0.csv"}}]},
+        {"tables": "a\0.toml"},
+    ],
+    ids=["rows", "trace", "histogram", "table set"],
+)
+def test_a_name_that_no_file_can_have_is_one_sentence(workload: dict[str, Any]) -> None:
+    content = {"schema": 1, "cluster": {"preset": "p5.48xlarge"}, "workload": {"batch_size": 1, **workload}}
+    with pytest.raises(InputError, match="null byte") as refused:
+        read_scenario(content)
+    assert len(refused.value.problems) == 1
