@@ -68,6 +68,13 @@ class Distribution:
         rows[behind] = scatter_rows(ranks[behind], self.num_embeddings, self.key)
         return rows
 
+    def chance_of(self, row: int) -> float:
+        """Return the share of ids that falls on one row; of a cold scattered row the mean over all such rows."""
+        place = np.flatnonzero(self._head_rows() == row)
+        if self.access.order == "by_frequency" and not self.access.histogram_ids:
+            return float(np.diff(self.law.mass_before(np.array([row, row + 1])))[0])
+        return float(self.law.head[place[0]]) if len(place) else self.law.tail_mass / self.law.tail_rows
+
     def _distinct(self, draws: float, streams: int, probability: FloatArray) -> FloatArray:
         return distinct(probability, draws, self.access.locality, streams)
 

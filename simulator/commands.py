@@ -9,6 +9,7 @@ from typing import Any
 
 import click
 
+from foreshard.simulator.explain_command import explain_command
 from foreshard.simulator.plan_commands import PLAN_COMMANDS
 from foreshard.topologies.errors import InputError
 from foreshard.topologies.output import check_folder, check_writable, write_text
@@ -141,4 +142,4 @@ def _draw(path: Path, make: Callable[[Any], Any]) -> None:
     plots.save_plot(make(plots), path)
 
 
-COMMANDS: list[click.Command] = [predict, compare, presets, *PLAN_COMMANDS]
+COMMANDS: list[click.Command] = [predict, compare, explain_command, presets, *PLAN_COMMANDS]

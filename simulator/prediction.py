@@ -123,7 +123,7 @@ class Prediction:
         workload, execution = self.scenario.workload, self.scenario.execution
         layout, node_of = self.layout, self.cluster.node_of
         if execution.routing != "expected":
-            batches = self._batches()
+            batches = self.batches()
             return exact_demand_of_plans(
                 workload, self.plans, layout, node_of, batches, optimizer=execution.optimizer, dedup=execution.dedup
             )
@@ -131,7 +131,7 @@ class Prediction:
             workload, self.plans, layout, node_of, execution.optimizer, count_rows=count_rows, dedup=execution.dedup
         )
 
-    def _batches(self) -> Sequence[JaggedBatch]:
+    def batches(self) -> Sequence[JaggedBatch]:
         """The batch of every rank, drawn or recorded."""
         workload, execution = self.scenario.workload, self.scenario.execution
         if execution.routing == "replayed":
