@@ -5,7 +5,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 ROOMS  := simulator kernels topologies calibration
 
-.PHONY: demo test lint types bench accuracy notebooks wheel clean
+.PHONY: demo test lint types bench bench-gpu accuracy notebooks wheel clean
 
 demo: $(VENV)/.demo
 	@mkdir -p demo-out
@@ -37,6 +37,12 @@ types: $(VENV)/.test
 
 bench: $(VENV)/.test
 	$(BIN)/python -m pytest tests/benchmarks -p no:xdist --benchmark-columns=min,median,max,rounds -o python_files='bench_*.py'
+
+bench-gpu: $(VENV)/.test
+	$(BIN)/python -m foreshard.kernels.bench
+
+notebooks: $(VENV)/.test
+	$(BIN)/python notebooks/refresh.py
 
 accuracy: $(VENV)/.test
 	$(BIN)/python -m pytest tests/verification -p no:benchmark -s -q -k accuracy
