@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from functools import partial
 
 import numpy as np
 
+from foreshard.simulator.codecs import FULL_BYTES
 from foreshard.simulator.layout import ResolvedLayout
 from foreshard.simulator.memory import Memory, shard_weight_bytes
 from foreshard.simulator.scenario import Scenario
 from foreshard.simulator.sharding import Plan, ShardedTable, ShardingType, TableSharding
+from foreshard.simulator.tally import state_elements_per_row
 from foreshard.simulator.workload import BYTES_PER_ELEMENT, DataType, Table
 from foreshard.topologies.errors import InputError
 from foreshard.topologies.units import format_bytes
@@ -41,49 +42,74 @@ def memory_advice(
     scenario: Scenario,
     sharded: tuple[ShardedTable, ...],
     layout: ResolvedLayout,
-    peak_rank: int,
+    memory: Memory,
     evaluate: Callable[[Scenario], Memory],
 ) -> tuple[Advice, ...]:
     """Return the single changes that make `scenario` fit, each found true by `evaluate`; empty if there is none.
 
     Tried in this order: the smallest larger sharding group, fully sharded replicas, another sharding of the table that
-    weighs most on `peak_rank`, less optimizer state, narrower weights, more nodes. `sharded` are the tables in the
-    sharding group of `peak_rank`.
+    weighs most on the peak rank of `memory`, less optimizer state, narrower weights, more nodes. `sharded` are the
+    tables in the sharding group of that rank.
     """
-    first = partial(_first_that_fits, evaluate=evaluate)
+    trial = _Trial(evaluate, float(memory.hbm_cap_bytes.max()), layout.world_size // scenario.cluster.nodes)
+    peak = float(memory.per_rank_bytes[memory.peak_rank])
     found = (
-        first(_larger_groups(scenario, layout), growing=True),
-        first(_fully_sharded(scenario, layout)),
-        first(_other_sharding(scenario, sharded, layout, peak_rank)),
-        first(_less_state(scenario)),
-        first(_narrower_weights(scenario)),
-        first(_more_nodes(scenario), growing=True),
+        trial.first(_larger_groups(scenario, layout), spread_from=peak),
+        trial.first(_fully_sharded(scenario, layout)),
+        trial.first(_other_sharding(scenario, sharded, layout, memory.peak_rank)),
+        trial.first(_less_state(scenario)),
+        trial.first(_narrower_weights(scenario)),
+        trial.first(_more_nodes(scenario), spread_from=peak if layout.replicas == 1 else np.inf),
     )
     return tuple(advice for advice in found if advice is not None)
 
 
-def _first_that_fits(
-    candidates: Iterator[tuple[str, Scenario]], evaluate: Callable[[Scenario], Memory], *, growing: bool = False
-) -> Advice | None:
-    """The first candidate that fits; one that contradicts its plan or machine is passed over.
+@dataclass(frozen=True, slots=True)
+class _Trial:
+    """Tries changed scenarios; those whose tables alone need more than `cap` bytes a rank are passed over untried."""
 
-    `growing` candidates spread the tables ever further: once that no longer lowers the peak (exchange buffers grow
-    with the group), the rest is not tried.
-    """
-    last = np.inf
-    for text, changed in candidates:
-        try:
-            memory = evaluate(changed)
-        except InputError:
-            continue
-        rank = memory.peak_rank
-        peak = float(memory.per_rank_bytes[rank])
-        if memory.fits:
-            return Advice(text=text, scenario=changed, peak_bytes=peak, hbm_cap_bytes=float(memory.hbm_cap_bytes[rank]))
-        if growing and peak >= last:
+    evaluate: Callable[[Scenario], Memory]
+    cap: float
+    ranks_of_a_node: int
+
+    def first(self, candidates: Iterator[tuple[str, Scenario]], *, spread_from: float | None = None) -> Advice | None:
+        """The first candidate that fits; one that contradicts its plan or machine is passed over.
+
+        Candidates that spread the tables ever further, from a peak of `spread_from` bytes, end where that no longer
+        lowers the peak: exchange buffers grow with the group.
+        """
+        last = spread_from
+        for text, changed in candidates:
+            memory = self._memory(changed)
+            if memory is None:
+                continue
+            rank = memory.peak_rank
+            peak, cap = float(memory.per_rank_bytes[rank]), float(memory.hbm_cap_bytes[rank])
+            if memory.fits:
+                return Advice(text=text, scenario=changed, peak_bytes=peak, hbm_cap_bytes=cap)
+            if last is not None and peak >= last:
+                return None
+            last = last and peak
+        return None
+
+    def _memory(self, changed: Scenario) -> Memory | None:
+        """Memory of a candidate; None where it cannot be, or cannot fit whatever the plan."""
+        if self._least_bytes(changed) > self.cap:
             return None
-        last = peak
-    return None
+        try:
+            return self.evaluate(changed)
+        except InputError:
+            return None
+
+    def _least_bytes(self, changed: Scenario) -> float:
+        """Mean bytes of weights and optimizer state on the ranks of a sharding group: no peak is below."""
+        optimizer = changed.execution.optimizer
+        held = sum(
+            table.nbytes + FULL_BYTES * table.num_embeddings * state_elements_per_row(optimizer, table.embedding_dim)
+            for table in changed.workload.tables
+        )
+        largest = max(map(len, changed.layout.groups)) if changed.layout.groups else changed.layout.sharding_group_size
+        return float(held / (largest or changed.cluster.nodes * self.ranks_of_a_node))
 
 
 def _larger_groups(scenario: Scenario, layout: ResolvedLayout) -> Iterator[tuple[str, Scenario]]:

@@ -21,6 +21,7 @@ _BLOCK = 1 << 16  # ids hashed at once, so that the intermediates stay in cache
 _ROUNDS = 4  # Luby and Rackoff (1988): a Feistel cipher of four random rounds is a strong pseudorandom permutation
 
 
+@lru_cache(maxsize=1 << 16)
 def stable_key(text: str) -> int:
     """Return a 64-bit key of `text`; unlike `hash()` it does not depend on the process."""
     return int.from_bytes(hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).digest(), "little")

@@ -303,7 +303,7 @@ def advice_of(source: Prediction, memory: Memory | None = None) -> tuple[Advice,
         return ()
     evaluate = partial(_memory_after, source)
     sharded = source.sharded_for(memory.peak_rank)
-    return memory_advice(source.scenario, sharded, source.layout, memory.peak_rank, evaluate)
+    return memory_advice(source.scenario, sharded, source.layout, memory, evaluate)
 
 
 def _memory_after(source: Prediction, changed: Scenario) -> Memory:

@@ -85,7 +85,8 @@ class Tally:
         distribution = Distribution.of(sharded.table)
         split = distribution.hash_parts(sharded.row_parts) if hashed else distribution.row_ranges(sharded.row_bounds)
         parts = self._parts(sharded.table, split, rows_held(sharded))
-        for owners, columns in zip(sharded.owners, np.diff(sharded.col_bounds).tolist(), strict=True):
+        bounds = sharded.col_bounds
+        for owners, columns in zip(sharded.owners, (bounds[1:] - bounds[:-1]).tolist(), strict=True):
             self._slices.append(_Slice(sharded.table, columns, owners, parts))
 
     def add_whole(self, table: Table) -> None:
