@@ -12,7 +12,7 @@ from typing import Any
 import tomli_w
 
 from foreshard.simulator.scenario import Scenario
-from foreshard.simulator.suggestions import shown, toml_path
+from foreshard.simulator.suggestions import shown, shown_path, toml_path
 from foreshard.topologies.errors import InputError
 from foreshard.topologies.output import replaced
 
@@ -31,29 +31,32 @@ __all__ = [
 SCHEMA = 1
 Document = dict[str, Any]
 
-_WORD = re.compile(r"[A-Za-z0-9_.:/*?~@ +-]+\Z")
+_WORD = re.compile(r"[\w.:/*?~@ +-]+\Z")
 
 
-def read_toml(path: Path) -> Document:
-    """Return the document in a TOML file; raises InputError if it is missing, not a file, not UTF-8 or not TOML."""
+def read_toml(path: Path, *, kind: str = "scenario") -> Document:
+    """Return the document in a TOML file; raises InputError if it is missing, not a file, not UTF-8 or not TOML.
+
+    `kind` says what the file was expected to hold, for messages.
+    """
     try:
         data = path.read_bytes()
     except (OSError, ValueError) as error:  # a path with a NUL character is a ValueError
-        raise InputError(_unreadable(path, error), where=str(path)) from None
+        raise InputError(_unreadable(error, kind), where=shown_path(path)) from None
     try:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         problem = f"not UTF-8 text (byte {data[error.start]:#04x} at offset {error.start}): save the file as UTF-8"
-        raise InputError(problem, where=str(path)) from None
-    return parse_toml(text, where=str(path))
+        raise InputError(problem, where=shown_path(path)) from None
+    return parse_toml(text, where=shown_path(path))
 
 
-def _unreadable(path: Path, error: OSError | ValueError) -> str:
+def _unreadable(error: OSError | ValueError, kind: str) -> str:
     if isinstance(error, ValueError):
         return f"no file has such a name: {error}"
     if isinstance(error, FileNotFoundError):
-        return "no such file: give the path of a scenario file or a shipped name (`foreshard presets` lists them)"
-    if path.is_dir():
+        return f"no such file: give the path of a {kind} file or a shipped name (`foreshard presets` lists them)"
+    if isinstance(error, IsADirectoryError):
         return "is a folder: give the TOML file in it"
     return f"cannot be read: {error.strerror or error}"
 
@@ -66,8 +69,8 @@ def parse_toml(text: str, *, where: str) -> Document:
         raise InputError(f"not valid TOML: {_first_lower(str(error))}", where=where) from None
     except RecursionError:
         raise InputError("not valid TOML: lists or tables are nested too deeply", where=where) from None
-    except ValueError as error:  # an integer of more digits than Python converts
-        raise InputError(f"not valid TOML: {_first_lower(str(error))}", where=where) from None
+    except ValueError:  # Python converts no integer of more than 4,300 digits
+        raise InputError("not valid TOML: an integer has more digits than can be read", where=where) from None
 
 
 def _first_lower(text: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import os
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -32,7 +33,7 @@ from foreshard.simulator.replay_section import (
 from foreshard.simulator.scenario import Assumption, ClusterChoice, Comms, Execution, Scenario
 from foreshard.simulator.sharding import Plan
 from foreshard.simulator.shipped import shipped_folder, shipped_names, shipped_text
-from foreshard.simulator.suggestions import did_you_mean, shown, toml_path, unknown_key
+from foreshard.simulator.suggestions import did_you_mean, shown, shown_path, toml_path, unknown_key
 from foreshard.simulator.tablesets import changed_tables, table_set_document
 from foreshard.simulator.validation import validated
 from foreshard.simulator.workload import Dense, Table, Workload
@@ -67,7 +68,8 @@ def read_scenario(source: str | Path | Mapping[str, Any] | Scenario, overrides: 
     reading.change(changes)
     scenario = reading.scenario()
     if scenario is None:
-        raise InputError(reading.problems, where=" ".join([opened.where, *(f"--set {change}" for change in changes)]))
+        set_to = (f"--set {shown_path(change)}" for change in changes)
+        raise InputError(reading.problems, where=" ".join([opened.where, *set_to]))
     return scenario
 
 
@@ -92,10 +94,11 @@ def _open(source: str | Path | Mapping[str, Any] | Scenario) -> _Opened:
         folder = shipped_folder("scenarios")
         return _Opened(document=document, where=str(source), name=str(source), folder=folder)
     path = Path(source)
-    if path.suffix != ".toml" and str(path.name) == str(source) and not path.exists():
-        hint = did_you_mean(path.name, known)
-        raise InputError(f"no scenario {path.name!r}{hint}; shipped are {', '.join(known)}; or give a .toml file")
-    return _Opened(document=read_toml(path), where=str(source), name=path.stem, folder=path.parent)
+    if path.suffix != ".toml" and str(path.name) == str(source) and not os.path.exists(path):
+        hint = did_you_mean(path.name[:100], known)
+        name = shown_path(path.name)
+        raise InputError(f"no scenario '{name}'{hint}; shipped are {', '.join(known)}; or give a .toml file")
+    return _Opened(document=read_toml(path), where=shown_path(source), name=path.stem, folder=path.parent)
 
 
 class _Reading:

@@ -11,12 +11,23 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_typ
 
 from annotated_types import Ge, Gt, Le, Lt, MinLen
 
-__all__ = ["Path", "did_you_mean", "expectation", "field_type", "key_names", "shown", "toml_path", "unknown_key"]
+__all__ = [
+    "Path",
+    "did_you_mean",
+    "expectation",
+    "field_type",
+    "key_names",
+    "shown",
+    "shown_path",
+    "toml_path",
+    "unknown_key",
+]
 
 Path = tuple[str | int, ...]
 
 _BARE_KEY = re.compile(r"[A-Za-z0-9_-]+\Z")
 _LONGEST = 60
+_LONGEST_PATH = 200
 _NOUNS = {int: "a whole number", float: "a number", str: "text in quotes", bool: "true or false"}
 
 
@@ -47,10 +58,19 @@ def shown(value: object) -> str:
     return text if len(text) <= _LONGEST else text[: _LONGEST - 4] + " ..."
 
 
+def shown_path(path: object) -> str:
+    """Return the path of a file for a message: its ends if it is very long, and nothing that does not print."""
+    text = _printable(str(path))
+    return text if len(text) <= _LONGEST_PATH else f"{text[:40]} ... {text[-40:]} ({len(text)} characters)"
+
+
 def _quoted(text: str) -> str:
     """The text in quotes, with whatever does not print, a line break say, escaped: a message stays one line."""
-    escaped = text.replace("\\", "\\\\").replace('"', '\\"')
-    return '"' + "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in escaped) + '"'
+    return '"' + _printable(text.replace("\\", "\\\\").replace('"', '\\"')) + '"'
+
+
+def _printable(text: str) -> str:
+    return "".join(c if c.isprintable() else c.encode("unicode_escape", "surrogatepass").decode() for c in text)
 
 
 def did_you_mean(given: str, known: Iterable[str]) -> str:

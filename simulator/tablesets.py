@@ -63,7 +63,7 @@ def table_set_document(name: str, folder: FilePath | None = None) -> Document:
     A name that ends in .toml is a file, taken relative to `folder`.
     """
     if name.endswith(".toml"):
-        document, where = read_toml((folder or FilePath()) / name), name
+        document, where = read_toml((folder or FilePath()) / name, kind="table set"), name
     elif name in shipped_names("tables"):
         document, where = parse_toml(shipped_text("tables", name), where=name), name
     else:

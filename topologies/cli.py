@@ -104,6 +104,11 @@ def run(arguments: list[str]) -> int:
     except BrokenPipeError:
         _silence_stdout()
         return BROKEN_PIPE
+    except OSError as error:  # a full disk, a name that is too long, a file that went away meanwhile
+        _silence_stdout()
+        file = f"{error.filename!r}: " if error.filename else "writing the output failed: "
+        click.echo(f"error: {file}{error.strerror or error}", err=True)
+        return ForeshardError.exit_code
     return code if isinstance(code, int) else 0
 
 

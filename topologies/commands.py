@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import click
@@ -28,7 +29,7 @@ def open_cluster(name: str, nodes: int | None = None, degrade: dict[str, float] 
     """
     if name in preset_names():
         return load_preset(name, nodes or 1, degrade)
-    if name.endswith(".toml") or Path(name).exists():
+    if name.endswith(".toml") or os.path.exists(name):
         return load_cluster_file(name, nodes, degrade)
     raise InputError(f"{name!r} is neither a machine nor a file; {near(name, preset_names())}")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from foreshard.topologies.errors import InputError
@@ -16,17 +16,24 @@ __all__ = ["check_folder", "check_writable", "replaced", "write_text"]
 def check_writable(path: str | Path) -> None:
     """Return if a file can be written at `path`; raises InputError that says why not and what to do."""
     target = Path(path)
-    if target.is_dir():
+    if os.path.isdir(target):
         raise InputError(f"{target}: is a folder: name a file in it")
-    if target.exists() and not target.is_file():
+    if os.path.exists(target) and not os.path.isfile(target):
         raise InputError(f"{target}: is not a regular file, and would be replaced: name another file")
-    if not target.parent.is_dir():
+    if not os.path.isdir(target.parent):
         raise InputError(f"{target}: the folder {target.parent} does not exist: create it or name another")
     try:
+        _check_name(target)
         with tempfile.TemporaryFile(dir=target.parent):
             return
     except OSError as error:
         raise InputError(f"{target}: cannot be written: {error.strerror or error}") from None
+
+
+def _check_name(target: Path) -> None:
+    """Raises OSError if no file of such a name can be, as it is too long."""
+    with suppress(FileNotFoundError):
+        target.lstat()
 
 
 def check_folder(path: str | Path) -> None:
@@ -49,7 +56,7 @@ def replaced(path: str | Path) -> Iterator[Path]:
     """
     target = Path(path)
     check_writable(target)
-    handle, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.stem}-", suffix=target.suffix)
+    handle, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.stem[:20]}-", suffix=target.suffix)
     os.close(handle)
     part = Path(name)
     try:

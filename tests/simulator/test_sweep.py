@@ -5,8 +5,10 @@ from __future__ import annotations
 import csv
 import io
 import json
+from collections.abc import Callable
 from concurrent.futures import BrokenExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -141,10 +143,50 @@ def test_a_run_that_was_stopped_goes_on_where_it_was(tmp_path: Path, monkeypatch
     assert len(predicted) == len(lines) - 2
 
 
+MEASURES: dict[str, Any] = {
+    "ranks": 8, "step_time_s": 1.5, "samples_per_s": 10.0, "all_to_all_s": 0.5, "memory_fits": True,
+    "memory_peak_bytes": 1e9,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [
+        "[]", "1", "null", "{}", '"inputs"', "[" * 50_000,
+        '{"inputs": "a", "measures": {}}',
+        '{"inputs": "a", "measures": []}',
+        '{"inputs": "a", "measures": null}',
+        '{"inputs": ["a"], "measures": {}}',
+        *(json.dumps({"inputs": "a", "measures": {**MEASURES, name: 0}}) for name in ("ranks", "samples_per_s")),
+        *(json.dumps({"inputs": "a", "measures": {**MEASURES, name: value}})
+          for name in MEASURES for value in ("1", None, [], -1, float("nan"))),
+    ],
+)  # fmt: skip
+def test_a_line_that_is_no_row_is_passed_over(entry: str, tmp_path: Path) -> None:
+    """Whatever stands in a file of finished rows: a row that lacks a measure is predicted anew."""
+    path = tmp_path / "rows.jsonl"
+    path.write_text(entry + "\n")
+    store = RowStore(path)
+    assert store.get("a") is None
+    store.put("a", MEASURES)
+    assert RowStore(path).get("a") == MEASURES
+
+
+@pytest.mark.parametrize("make", [Path.mkdir, lambda path: path.symlink_to(path)])
+def test_finished_rows_that_cannot_be_kept_are_told_before_any_work(
+    make: Callable[[Path], object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A folder or a broken link in the place of the rows file is refused in a sentence that names it."""
+    make(tmp_path / "rows.jsonl")
+    monkeypatch.setattr(sweep, "_measures", lambda scenario: pytest.fail("predicted"))
+    with pytest.raises(InputError, match=r"rows\.jsonl: "):
+        compare(SMALL, GRID, keep=tmp_path / "rows.jsonl")
+
+
 def test_rows_on_disk_belong_to_their_inputs(tmp_path: Path) -> None:
     store = RowStore(tmp_path / "rows.jsonl")
-    store.put("a", {"step_time_s": 1.5})
-    assert RowStore(tmp_path / "rows.jsonl").get("a") == {"step_time_s": 1.5}
+    store.put("a", MEASURES)
+    assert RowStore(tmp_path / "rows.jsonl").get("a") == MEASURES
     assert store.get("b") is None
     other = Scenario(cluster=SMALL.cluster, workload=SMALL.workload, name="other")
     assert inputs_sha256(SMALL) == inputs_sha256(SMALL) != inputs_sha256(other)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Callable
+from pathlib import Path
 
 import click
 import pytest
@@ -100,3 +101,74 @@ def test_a_closed_pipe_leaves_no_traceback() -> None:
     script = f"{sys.executable} -c 'from foreshard.topologies.cli import main; main()' --help | true"
     done = subprocess.run(script, shell=True, capture_output=True, text=True, check=False)
     assert done.stderr == ""
+
+
+def fill_the_disk() -> None:
+    raise OSError(28, "No space left on device")
+
+
+def lose_a_file() -> None:
+    raise OSError(36, "File name too long", "x" * 300)
+
+
+@pytest.mark.parametrize("action", [fill_the_disk, lose_a_file])
+def test_an_error_of_the_system_is_one_sentence_and_2(
+    action: Callable[[], object], monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """A full disk or a name that is too long ends in a sentence, whatever command meets it."""
+    monkeypatch.setattr(cli, "entry_points", lambda group: [Point("room", [command("act", action)])])
+    monkeypatch.setattr(cli, "_silence_stdout", lambda: None)  # it would silence pytest's
+    assert cli.run(["act"]) == 2
+    said = capfd.readouterr().err
+    assert said.startswith("error: ")
+    assert said.count("\n") == 1
+
+
+LONG = "x" * 300
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["predict", LONG],
+        ["predict", f"{LONG}.toml"],
+        ["predict", "capacity-640gb", "--set", f"workload.tables={LONG}.toml"],
+        ["predict", "capacity-640gb", "--set", f"cluster.file={LONG}.toml"],
+        ["predict", "capacity-640gb", "--set", f"workload.replay.file={LONG}.csv"],
+        ["predict", "capacity-640gb", "--plot", f"{LONG}.png"],
+        ["predict", "capacity-640gb", "--trace", LONG],
+        ["compare", "capacity-640gb", "--vary", "cluster.nodes=1", "--csv", f"{LONG}.csv"],
+        ["cluster", LONG],
+        ["cluster", f"{LONG}.toml"],
+        ["cluster", "dgx-h100", "--plot", f"{LONG}.png"],
+        ["import-topology", LONG, "-o", "out.toml"],
+        ["import-plan", LONG, "-o", "out.json"],
+        ["export-plan", LONG, "-o", "out.py"],
+        ["collective", "--cluster", LONG, "--kind", "all_reduce", "--bytes", "1MiB"],
+        ["collective", "--cluster", "dgx-h100", "--kind", "all_reduce", "--compare", LONG],
+    ],
+    ids=lambda arguments: " ".join(arguments).replace(LONG, "LONG"),
+)
+def test_a_name_that_is_too_long_is_one_sentence(
+    arguments: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Wherever a file is named, a name that no file can have is told, and nothing is written."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(cli, "_silence_stdout", lambda: None)
+    assert cli.run(arguments) == 2
+    out, said = capfd.readouterr()
+    assert not out
+    assert said.startswith("error: ")
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+def test_a_full_disk_behind_stdout_is_one_sentence() -> None:
+    """Output that cannot be written is told on stderr, also when the interpreter flushes last."""
+    with open("/dev/full", "w") as full:
+        run = subprocess.run(
+            [sys.executable, "-c", "from foreshard.topologies.cli import main; main()", "presets", "--json"],
+            stdout=full, stderr=subprocess.PIPE, text=True, check=False,
+        )  # fmt: skip
+    assert run.returncode == 2
+    assert run.stderr == "error: writing the output failed: No space left on device\n"
