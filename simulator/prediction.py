@@ -230,16 +230,19 @@ def _describe(op: Op, timeline: Timeline, lowered: Callable[[Op], tuple[Lowered,
 def _collective_info(work: Collective, groups: tuple[Lowered, ...], durations: FloatArray) -> CollectiveInfo:
     slowest = int(work.groups.group_of[int(np.argmax(durations))])
     out, into = _busiest(work)
+    sizes = work.groups.sizes
+    joined = sizes[sizes > 1] if sizes.max() > 1 else sizes
     return CollectiveInfo(
         kind=work.kind,
         algorithm=groups[slowest].algorithm,
-        group_size=int(work.groups.sizes.max()),
-        groups=len(work.groups),
+        group_size=int(joined.max()),
+        groups=len(joined),
         max_bytes_out=out,
         max_bytes_in=into,
         time_s=float(durations.max()),
         bound_s=groups[slowest].bound_s,
         bottleneck=groups[slowest].bottleneck,
+        group_sizes=tuple(np.unique(joined).tolist()),
     )
 
 

@@ -66,6 +66,7 @@ class CollectiveRow:
     bound_s: float
     algorithm: str
     bottleneck: str
+    group_sizes: tuple[int, ...]
     wait_s: float
     exposed_s: float
     every: int = 1

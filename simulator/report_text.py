@@ -148,7 +148,7 @@ def _collectives(rows: Sequence[CollectiveRow]) -> Section:
         (
             row.name + (f" (every {row.every})" if row.every > 1 else ""),
             row.kind,
-            f"{row.groups} x {row.group_size}",
+            f"{row.groups} x {' and '.join(map(str, row.group_sizes)) or row.group_size}",
             f"{row.max_bytes_out / 2**20:.2f}",
             f"{row.max_bytes_in / 2**20:.2f}",
             _ms(row.time_s),

@@ -32,6 +32,7 @@ class CollectiveInfo:
     """What a collective moved: bytes of the busiest rank, groups, algorithm, and the bound of its slowest group.
 
     `time_s` is the transfer alone, from the moment the last member joined to the end, in the slowest group.
+    `group_size` is the largest of `group_sizes`; ranks that have no peers are left out where others have.
     """
 
     kind: CollectiveKind
@@ -43,6 +44,7 @@ class CollectiveInfo:
     time_s: float
     bound_s: float
     bottleneck: str
+    group_sizes: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
