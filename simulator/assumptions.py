@@ -7,8 +7,10 @@ from importlib.metadata import version
 
 import numpy as np
 
+from foreshard.simulator.balance import ROW_READ_FLOOR_BYTES, ROW_READ_SOURCE
+from foreshard.simulator.codecs import carried
 from foreshard.simulator.memory import BATCHES_HELD
-from foreshard.simulator.scenario import Assumption, Scenario
+from foreshard.simulator.scenario import Assumption, Comms, Scenario
 from foreshard.topologies.cluster import Cluster
 from foreshard.topologies.machine import Sourced
 
@@ -29,11 +31,14 @@ def foreshard_version() -> str:
 
 def assumptions_of(scenario: Scenario, cluster: Cluster, costs: Mapping[str, Sourced]) -> tuple[Assumption, ...]:
     """Return what the scenario's author, the machine's description and the cost constants assume, in that order."""
+    floor = Assumption(name="row_read_bytes", value=float(ROW_READ_FLOOR_BYTES), unit="B", source=ROW_READ_SOURCE)
     return (
         *scenario.assumptions,
         *_execution(scenario),
+        *_codecs(scenario.comms),
         *_machine(cluster),
         *(_constant(name, sourced) for name, sourced in {**cluster.constants, **costs}.items()),
+        floor,
     )
 
 
@@ -59,6 +64,18 @@ def _dedup(scenario: Scenario) -> str:
         "scenario; a rank sends each distinct id of a table once; sequences are expanded (TorchRec use_index_dedup), "
         "pooled tables pooled (TensorFlow embedding_lookup_sparse) by the batch owner"
     )
+
+
+def _codecs(comms: Comms) -> Iterator[Assumption]:
+    """Where a codec cannot be what the scenario asks for."""
+    for name, precision in (("comms.forward", comms.forward), ("comms.backward", comms.backward)):
+        if carried("reduce_scatter", precision) != precision:
+            yield Assumption(
+                name=name,
+                value="16 bits in a reduce_scatter and its all_gather",
+                source=f"rows of {precision} have scales of their own and cannot be summed on the way; TorchRec falls "
+                "back as well (distributed/fbgemm_qcomm_codec.py)",
+            )
 
 
 def _machine(cluster: Cluster) -> Iterator[Assumption]:

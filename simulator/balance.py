@@ -15,14 +15,13 @@ from numpy.typing import NDArray
 from foreshard.simulator.sharding import ShardedTable
 from foreshard.simulator.workload import BYTES_PER_ELEMENT, Table
 
-__all__ = ["Balance", "shard_costs", "work_bytes"]
+__all__ = ["ROW_READ_FLOOR_BYTES", "ROW_READ_SOURCE", "Balance", "shard_costs", "work_bytes"]
 
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
 
-# A row narrower than this is read whole: a DRAM sector group of a GPU; measured for FBGEMM, where dim 4 to 32 in fp32
-# cost nearly the same time (pytorch/FBGEMM benchmark of forward by dim).
 ROW_READ_FLOOR_BYTES = 128
+ROW_READ_SOURCE = "FBGEMM benchmark of 4 tables over dims 4 to 1024: below 128 B a row costs as much as 128 B"
 
 
 def work_bytes(table: Table, columns: int) -> float:

@@ -80,6 +80,14 @@ class CostModel:
         moved = local.lookups * INDEX_BYTES + local.lookup_bytes + local.outputs * gradient_bytes
         return self._floored(2 * moved / self.update_rate)
 
+    def sum_by_row(self, local: LocalDemand, gradient_bytes: float) -> FloatArray:
+        """Summing gradients row by row without touching the rows, at the update kernels' share of HBM.
+
+        Ids, gradients of the outputs, one gradient row per lookup, and the sums of the distinct rows, each moved once.
+        """
+        moved = local.lookups * INDEX_BYTES + local.lookup_bytes + local.outputs * gradient_bytes
+        return self._floored((moved + local.distinct_elements * gradient_bytes) / self.update_rate)
+
     def distinct(self, own: BatchOwnerDemand) -> FloatArray:
         """Making the ids of the own batch distinct, with the way back, by sorting them."""
         return self.stream(own.ids * self["dedup_bytes"])

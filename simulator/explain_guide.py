@@ -9,7 +9,7 @@ import numpy as np
 
 from foreshard.simulator.access import Distribution
 from foreshard.simulator.balance import ROW_READ_FLOOR_BYTES
-from foreshard.simulator.codecs import FULL_BYTES, wire_bytes
+from foreshard.simulator.codecs import FULL_BYTES, carried, wire_bytes
 from foreshard.simulator.costs import INDEX_BYTES, LENGTH_BYTES
 from foreshard.simulator.explain import (
     Explanation,
@@ -243,16 +243,18 @@ class _Guide:
 
     def _way(self, owner: Owner, precision: DataType) -> list[Hop]:
         """The exchanges of a vector from its owner to the batch's rank, in the forward's order."""
-        nbytes = owner.width * wire_bytes(precision, owner.width)
+        whole, summed = (
+            owner.width * wire_bytes(carried(kind, precision), owner.width) for kind in ("all_to_all", "reduce_scatter")
+        )
         src = owner.holder.rank
         if self.pooled_at_owner and self.cut.sharding == "row_wise":
-            return [self._hop("reduce_scatter", src, self.rank, nbytes)]
+            return [self._hop("reduce_scatter", src, self.rank, summed)]
         if not (self.pooled_at_owner and self.cut.sharding in ("table_row_wise", "grid_shard")):
-            return [self._hop("all_to_all", src, self.rank, nbytes)]
+            return [self._hop("all_to_all", src, self.rank, whole)]
         local = self.cut.row_parts  # the ranks of a node
         place = self.members[owner.holder.position // local * local + self.position % local]
-        hops = [self._hop("reduce_scatter", src, place, nbytes)]
-        across = self._hop("all_to_all", place, self.rank, nbytes)
+        hops = [self._hop("reduce_scatter", src, place, summed)]
+        across = self._hop("all_to_all", place, self.rank, whole)
         return [*hops, across] if len(self.members) > local else hops
 
     def _turned(self, hop: Hop) -> Hop:

@@ -1,6 +1,7 @@
 """Where the time of a step goes on one rank: computing, waiting for a stage, or idle while the host issues work.
 
-A rank's compute stream is busy or it is not. Each gap is followed backwards from its end: the operation on another
+A rank's compute stream is busy or it is not; a span in which its device waits for the next launch of the host is idle
+in so far. Each gap is followed backwards from its end: the operation on another
 stream that ended last before it is what the compute stream waited for, and before that operation's start the one that
 ended last before then. What no such operation covers is idle (launches, the host). So the parts sum to the step time.
 """
@@ -28,7 +29,7 @@ _PERIODS = range(-2, 3)  # an operation of the pipeline may run a step or two be
 class StageTime:
     """One stage on one rank, in seconds.
 
-    `time_s`: any operation of the stage runs; `compute_s`: it occupies the compute stream; `exposed_s`: no compute
+    `time_s`: any operation of the stage runs; `compute_s`: it works on the compute stream; `exposed_s`: no compute
     runs and the compute stream waits for it.
     """
 
@@ -52,7 +53,7 @@ class Breakdown:
 
     @property
     def compute_s(self) -> float:
-        """Seconds in which the compute stream is busy."""
+        """Seconds in which the device works on the compute stream."""
         return sum(stage.compute_s for stage in self.stages.values())
 
     def mixed(self, other: Breakdown, weight: float) -> Breakdown:
@@ -99,10 +100,12 @@ def breakdown(trace: StepTrace, rank: int) -> Breakdown:
         for shift in _PERIODS
     ]
     exposed, idle = _attribute(list(_gaps([part for parts in busy.values() for part in parts], window)), others)
+    working = {index: _working(trace, index, rank) * _length(parts) for index, parts in busy.items()}
+    idle += sum(_length(parts) - working[index] for index, parts in busy.items())
     return Breakdown(
         rank=rank,
         step_time_s=period,
-        stages={stage: _stage(trace, stage, spans, busy, exposed) for stage in STAGES},
+        stages={stage: _stage(trace, stage, spans, working, exposed) for stage in STAGES},
         exposed_s={trace.ops[index].name: seconds for index, seconds in sorted(exposed.items())},
         idle_s=idle,
     )
@@ -112,15 +115,23 @@ def _stage(
     trace: StepTrace,
     stage: Stage,
     spans: list[Interval],
-    busy: dict[int, list[Interval]],
+    working: dict[int, float],
     exposed: dict[int, float],
 ) -> StageTime:
     members = [index for index, op in enumerate(trace.ops) if op.stage == stage]
     return StageTime(
         time_s=_length(spans[index] for index in members),
-        compute_s=_length(part for index in members for part in busy.get(index, ())),
+        compute_s=sum(working.get(index, 0.0) for index in members),
         exposed_s=sum(exposed.get(index, 0.0) for index in members),
     )
+
+
+def _working(trace: StepTrace, index: int, rank: int) -> float:
+    """Share of an operation's span in which the device works instead of waiting for launches."""
+    span = float(trace.end_s[index, rank] - trace.start_s[index, rank])
+    if not trace.launch_s.size or span <= 0:
+        return 1.0
+    return 1.0 - float(trace.launch_s[index, rank]) / span
 
 
 def _attribute(gaps: list[Interval], others: list[tuple[float, float, int]]) -> tuple[dict[int, float], float]:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from foreshard.simulator.codecs import FULL_BYTES, wire_bytes
+from foreshard.simulator.codecs import FULL_BYTES, carried, wire_bytes
 from foreshard.simulator.costs import INDEX_BYTES, LENGTH_BYTES, default_constants
 from foreshard.simulator.demand import Demand, vector_width
 from foreshard.simulator.handed import given, received
@@ -221,8 +221,9 @@ def _output_items(comms: Comms, sharded: tuple[ShardedTable, ...], demand: Deman
     forward, backward = np.zeros(demand.world_size), np.zeros(demand.world_size)
     for family in demand.families:
         dim = vector_width(family, sharded)
-        forward += _exchange_bytes(family.output, _element_bytes(comms.forward, dim))
-        backward += _exchange_bytes(family.output, _element_bytes(comms.backward, dim))
+        first = family.output[0].kind
+        forward += _exchange_bytes(family.output, _element_bytes(carried(first, comms.forward), dim))
+        backward += _exchange_bytes(family.output, _element_bytes(carried(first, comms.backward), dim))
         if family.own is not None:  # what the batch owner makes of distinct vectors, and its gradient
             forward += family.own.outputs * FULL_BYTES
             backward += family.own.outputs * FULL_BYTES

@@ -209,6 +209,8 @@ def simulate_program(program: StepProgram, cluster: Cluster) -> StepTrace:
         start_s=timeline.start[-1] - origin,
         end_s=timeline.end[-1] - origin,
         wait_s=np.maximum(timeline.begun[-1] - timeline.start[-1], 0.0),
+        launch_s=np.stack([_launch_waits(op, timeline, index) for index, op in enumerate(program.ops)]),
+        host_s=sum(op.host_s for op in program.ops),
         step_time_s=float(marks[-1] - origin),
         events=timeline.events,
         link_bytes=timeline.link_bytes / steps,
@@ -217,6 +219,13 @@ def simulate_program(program: StepProgram, cluster: Cluster) -> StepTrace:
 
 def _last_compute(program: StepProgram) -> int:
     return max(index for index, op in enumerate(program.ops) if op.stream == "compute")
+
+
+def _launch_waits(op: Op, timeline: Timeline, index: int) -> FloatArray:
+    """Seconds of a compute span beyond its work: the device waits for launches, [ranks]; none in a collective."""
+    if isinstance(op.work, Collective):
+        return np.zeros(timeline.end.shape[-1])
+    return np.maximum(timeline.end[-1, index] - timeline.begun[-1, index] - op.work.seconds, 0.0)
 
 
 def _describe(op: Op, timeline: Timeline, lowered: Callable[[Op], tuple[Lowered, ...]], index: int) -> OpInfo:

@@ -90,6 +90,7 @@ class Report:
     step_time_interval_s: tuple[float, float]
     samples_per_s: float | None
     breakdown: Breakdown
+    host_s: float
     collectives: tuple[CollectiveRow, ...]
     imbalance: tuple[Imbalance, ...] = ()
     hot_tables: tuple[HotTable, ...] = ()
@@ -100,6 +101,11 @@ class Report:
     planner: PlannerComparison | None = None
     assumptions: tuple[Assumption, ...] = ()
     provenance: tuple[tuple[str, str | int], ...] = ()
+
+    @property
+    def host_bound(self) -> bool:
+        """Whether the step lasts as long as the host needs to issue it, to within one percent."""
+        return self.step_time_s <= 1.01 * self.host_s
 
     @property
     def all_to_all_s(self) -> float:
@@ -120,6 +126,8 @@ class Report:
             "stages": {name: asdict(stage) for name, stage in self.breakdown.stages.items()},
             "compute_s": self.breakdown.compute_s,
             "idle_s": self.breakdown.idle_s,
+            "host_s": self.host_s,
+            "host_bound": self.host_bound,
             "all_to_all_s": self.all_to_all_s,
             "collectives": [row.to_dict() for row in self.collectives],
             "imbalance": [{**asdict(item), "factor": item.factor} for item in self.imbalance],
@@ -162,6 +170,7 @@ def report(source: Prediction | StepTrace, *, planner: bool = False, what_if: bo
         step_time_interval_s=(time, time),
         samples_per_s=scenario.workload.batch_size * source.cluster.size / time,
         breakdown=parts,
+        host_s=source.trace.host_s,
         collectives=rows,
         imbalance=imbalance(source.demand, source.trace, memory.per_rank_bytes),
         hot_tables=hot_tables(hot_owners(source.sharded), source.layout.sharding.members[0]),
@@ -193,6 +202,7 @@ def _trace_report(trace: StepTrace) -> Report:
         step_time_interval_s=(trace.step_time_s, trace.step_time_s),
         samples_per_s=None,
         breakdown=parts,
+        host_s=trace.host_s,
         collectives=tuple(_rows(trace, parts)),
     )
 

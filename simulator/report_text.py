@@ -99,6 +99,9 @@ def _summary(report: Report) -> Section:
     rows = [("step time", time)]
     if report.samples_per_s is not None:
         rows.append(("throughput", f"{report.samples_per_s:,.0f} samples/s"))
+    if report.host_s:
+        bound = ": THE HOST BOUNDS THE STEP, not device or network" if report.host_bound else ""
+        rows.append(("host", f"{format_ms(report.host_s)} to launch the kernels and collectives of a step{bound}"))
     if head.machine:
         nodes = f"{head.nodes} x {head.machine}" if head.nodes != 1 else head.machine
         rows += [

@@ -14,14 +14,14 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from foreshard.simulator.codecs import FULL_BYTES, codec_bytes, wire_bytes
+from foreshard.simulator.codecs import FULL_BYTES, carried, codec_bytes, wire_bytes
 from foreshard.simulator.costs import INDEX_BYTES, LENGTH_BYTES, CostModel
 from foreshard.simulator.demand import Demand, FamilyDemand, ReplicaDemand, vector_width
 from foreshard.simulator.handed import given, received
 from foreshard.simulator.layout import Groups, ResolvedLayout, Sync
 from foreshard.simulator.op_list import OpList
 from foreshard.simulator.program import Collective, CollectiveKind, Dep, Op, Stage, StepProgram, Stream
-from foreshard.simulator.scenario import Scenario
+from foreshard.simulator.scenario import Optimizer, Scenario
 from foreshard.simulator.sharding import ShardedTable
 from foreshard.simulator.traffic import PairBytes
 from foreshard.simulator.workload import DataType
@@ -31,7 +31,9 @@ __all__ = ["build_program", "family_name"]
 FloatArray = NDArray[np.float64]
 
 _SPLIT_TENSORS = 3  # splits of keys, lengths and values travel together: 6 elements for 2 ranks as recorded
-_ADAM_ACCESSES = 7  # read gradient, read and write parameter and two moments
+
+# Elements read and written per parameter: gradient and parameter, and the state, which row-wise AdaGrad keeps per row.
+_ACCESSES: dict[Optimizer, int] = {"sgd": 3, "rowwise_adagrad": 3, "adagrad": 5, "adam": 7}
 _WARMUP = {"base": 2, "sparse_dist": 3}
 
 
@@ -69,6 +71,7 @@ class _Builder(OpList):
         """TrainPipelineBase: only the copy of the next batch overlaps; each split exchange stops the host."""
         for family in self.demand.families:
             self.splits([family], suffix=family_name(family), batch=0)
+        for family in self.demand.families:
             self.tensors(family, batch=0, waits=f"input_dist.splits.{family_name(family)}")
         self.forward(routed_steps_back=0)
         self.copy_batch(ahead=1)
@@ -194,24 +197,30 @@ class _Builder(OpList):
         dim: float,
         after: str,
     ) -> str:
-        """Encode, exchange hop by hop, decode; the name of the last operation."""
-        per_element = codec_bytes(precision, dim)
-        if per_element:
-            self.codec(f"{label}.encode.{name}", stage, given(hops[0]) * per_element, after)
-            after = f"{label}.encode.{name}"
+        """Encode, exchange hop by hop, decode; the name of the last operation.
+
+        A hop that sums on the way carries a data type that can be summed; where hops differ, they are coded anew.
+        """
+        held: DataType = "fp32"
         for index, hop in enumerate(hops):
-            op = f"{label}.{name}" if len(hops) == 1 else f"{label}.{name}.{index + 1}"
-            self.collective(op, stage, "comm", hop.scaled(wire_bytes(precision, dim)), deps=(Dep(after),), label=label)
-            after = op
-        if per_element:
-            self.codec(f"{label}.decode.{name}", stage, received(hops[-1]) * per_element, after)
-            after = f"{label}.decode.{name}"
+            suffix = name if len(hops) == 1 else f"{name}.{index + 1}"
+            wire = carried(hop.kind, precision)
+            if wire != held:
+                moved = codec_bytes(held, dim) + codec_bytes(wire, dim)
+                after = self.codec(f"{label}.encode.{suffix}", stage, given(hop) * moved, after)
+                held = wire
+            self.collective(
+                f"{label}.{suffix}", stage, "comm", hop.scaled(wire_bytes(wire, dim)), deps=(Dep(after),), label=label
+            )
+            after = f"{label}.{suffix}"
+        if held != "fp32":
+            after = self.codec(f"{label}.decode.{name}", stage, received(hops[-1]) * codec_bytes(held, dim), after)
         return after
 
-    def codec(self, name: str, stage: Stage, nbytes: FloatArray, after: str) -> None:
-        self.compute(
-            name, stage, "compute", self.costs.stream(nbytes), self.costs["codec_launches"], deps=(Dep(after),)
-        )
+    def codec(self, name: str, stage: Stage, nbytes: FloatArray, after: str) -> str:
+        launches = self.costs["codec_launches"]
+        self.compute(name, stage, "compute", self.costs.stream(nbytes), launches, deps=(Dep(after),))
+        return name
 
     def row_dim(self, family: FamilyDemand) -> float:
         return vector_width(family, self.sharded)
@@ -226,10 +235,14 @@ class _Builder(OpList):
             self.costs.gemms(workload.dense, workload.batch_size, backward=True), launches * self.costs["kernel_floor"]
         )
         self.compute("backward", "local_compute", "compute", seconds, launches)
+        self.replicated_gradients()
         returned = [self.gradients(family) for family in reversed(self.demand.families)]
         self.dense_all_reduce()
         for family, after in zip(reversed(self.demand.families), returned, strict=True):
-            seconds = self.costs.update(family.local, FULL_BYTES)
+            if self.sync == "gradients":  # the rows are written once, when all replicas' gradients are there
+                seconds = self.costs.sum_by_row(family.local, FULL_BYTES)
+            else:
+                seconds = self.costs.update(family.local, FULL_BYTES)
             self.compute(
                 f"embedding_backward.{family_name(family)}", "sparse_gradient_return", "compute", seconds,
                 self.costs["embedding_backward_launches"], deps=(Dep(self.gather_weights(family, after)),),
@@ -250,6 +263,18 @@ class _Builder(OpList):
             hops, "output_dist_backward", name, "sparse_gradient_return", precision, self.row_dim(family), after
         )
 
+    def replicated_gradients(self) -> None:
+        """Gradients of data_parallel tables, as large as the tables: cleared, then summed up row by row."""
+        local = self.demand.data_parallel
+        if not local.lookups.any():
+            return
+        cleared = float(self.demand.data_parallel_elements * FULL_BYTES)
+        seconds = self.costs.stream(cleared) + self.costs.sum_by_row(local, FULL_BYTES)
+        self.compute(
+            "embedding_backward.data_parallel", "sparse_gradient_return", "compute", seconds,
+            self.costs["embedding_backward_launches"],
+        )  # fmt: skip
+
     def dense_all_reduce(self) -> None:
         elements = self.scenario.workload.dense.num_parameters + self.demand.data_parallel_elements
         if not elements:
@@ -258,13 +283,16 @@ class _Builder(OpList):
             kind="all_reduce", groups=Groups.world(self.layout.world_size), nbytes=(float(elements * FULL_BYTES),)
         )
         stream: Stream = "comm" if self.layout.replicas == 1 else "dense_comm"  # one process group, one NCCL stream
-        self.collective("dense_all_reduce", "dense_gradient_sync", stream, work, deps=(Dep("backward"),))
+        replicated = self.demand.data_parallel.lookups.any()
+        after = "embedding_backward.data_parallel" if replicated else "backward"
+        self.collective("dense_all_reduce", "dense_gradient_sync", stream, work, deps=(Dep(after),))
 
     def dense_optimizer(self) -> None:
-        elements = self.scenario.workload.dense.num_parameters + self.demand.data_parallel_elements
-        if not elements:
+        accesses = self.scenario.workload.dense.num_parameters * _ACCESSES["adam"]
+        accesses += self.demand.data_parallel_elements * _ACCESSES[self.scenario.execution.optimizer]
+        if not accesses:
             return
-        seconds = self.costs.stream(float(elements * FULL_BYTES * _ADAM_ACCESSES))
+        seconds = self.costs.stream(float(accesses * FULL_BYTES))
         self.compute(
             "dense_optimizer", "optimizer_update", "compute", seconds, self.costs["optimizer_launches"],
             deps=(Dep("dense_all_reduce"),),

@@ -64,7 +64,9 @@ class StepTrace:
     """One steady-state step: `start_s` and `end_s` [ops, ranks], seconds from the step's start on rank clocks.
 
     `step_time_s` is the distance between equal marks of two successive steps. `wait_s` [ops, ranks] is the part of
-    a collective's span in which the rank waited for the last member. `events` counts simulator events of the step.
+    a collective's span in which the rank waited for the last member, `launch_s` [ops, ranks] the part of a compute
+    span in which the device waited for the host to launch the next kernel. `host_s` is the host's time to issue one
+    step: no step can be shorter. `events` counts simulator events of the run.
     """
 
     source: Literal["predicted", "measured"]
@@ -73,6 +75,8 @@ class StepTrace:
     end_s: NDArray[np.float64]
     wait_s: NDArray[np.float64]
     step_time_s: float
+    launch_s: NDArray[np.float64] = field(default_factory=lambda: np.zeros((0, 0)))
+    host_s: float = 0.0
     events: int = 0
     link_bytes: NDArray[np.float64] = field(default_factory=lambda: np.zeros(0))
 

@@ -152,8 +152,8 @@ def test_the_planner_stands_beside_the_prediction_with_reasons(flat: Report) -> 
 def test_text_is_short_enough_to_read(flat: Report) -> None:
     """The answer stands in the first lines; the rest is two pages, with the planner."""
     lines = flat.to_text().splitlines()
-    assert [line.split("  ")[0] for line in lines[1:7]] == [
-        "step time", "throughput", "machine", "layout", "pipeline", "memory",
+    assert [line.split("  ")[0] for line in lines[1:8]] == [
+        "step time", "throughput", "host", "machine", "layout", "pipeline", "memory",
     ]  # fmt: skip
     assert max(map(len, lines)) <= 160
     assert len(lines) <= 120

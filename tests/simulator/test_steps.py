@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from foreshard.simulator.layout import Layout
 from foreshard.simulator.prediction import Prediction
 from foreshard.simulator.program import STAGES, Collective, Compute, StepProgram
+from foreshard.simulator.report import report
 from foreshard.simulator.scenario import ClusterChoice, Comms, Execution, Scenario
 from foreshard.simulator.sharding import Plan, TableSharding
 from foreshard.simulator.workload import Dense, Table, Workload
@@ -54,9 +55,9 @@ def test_the_base_pipeline_runs_the_recorded_collectives_in_order() -> None:
     """11 collectives with the recorded kinds and sizes: splits, lengths, values, vectors, gradients, dense."""
     assert collectives(program("base")) == [
         ("input_dist.splits.table_wise", "all_to_all", 6 * 8),
+        ("input_dist.splits.row_wise", "all_to_all", 6 * 8),
         ("input_dist.lengths.table_wise", "all_to_all", 4_096 * 4),
         ("input_dist.values.table_wise", "all_to_all", pytest.approx(40_960 * 8)),
-        ("input_dist.splits.row_wise", "all_to_all", 6 * 8),
         ("input_dist.lengths.row_wise", "all_to_all", 8_192 * 4),
         ("input_dist.values.row_wise", "all_to_all", pytest.approx(40_960 * 8)),
         ("output_dist.table_wise", "all_to_all", 262_144 * 4),
@@ -111,6 +112,7 @@ def test_codecs_change_the_bytes_and_add_their_kernels(precision: str, width: fl
     found = program("base", comms=Comms(forward=precision))
     sizes = {name: size for name, _, size in collectives(found)}
     assert sizes["output_dist.table_wise"] == pytest.approx(262_144 * width)
+    assert sizes["output_dist.row_wise"] == pytest.approx(2_048 * 256 * max(width // 1, 2))  # 16 bits at least: it sums
     assert sizes["output_dist_backward.table_wise"] == 262_144 * 4
     coded = {op.name for op in found.ops if ".encode." in op.name or ".decode." in op.name}
     assert len(coded) == (0 if precision == "fp32" else 4)
@@ -160,3 +162,73 @@ def test_replicas_also_average_what_the_optimizer_keeps(optimizer: str, numbers:
     ops = program("base", sync="weights", execution=Execution(optimizer=optimizer)).ops
     moved = {op.name: op.work.nbytes[0] for op in ops if op.name.startswith("replica_sync")}
     assert moved.get("replica_sync.state", 0.0) == pytest.approx(numbers * moved["replica_sync.weights"], rel=0.02)
+
+
+def test_hops_of_different_kinds_carry_what_they_can() -> None:
+    """Of a two-hop exchange in fp8 the sum inside the node carries 16 bits, the way across nodes fp8, coded anew."""
+    more = {
+        "cluster": ClusterChoice(preset="dgx-a100", nodes=2),
+        "layout": Layout(),
+        "plan": Plan(default=TableSharding(sharding="table_row_wise")),
+        "comms": Comms(forward="fp8"),
+    }
+    found = program("base", **more)
+    full = {name: size for name, _, size in collectives(program("base", **{**more, "comms": Comms()}))}
+    sizes = {name: size for name, _, size in collectives(found)}
+    assert sizes["output_dist.table_row_wise.1"] == pytest.approx(full["output_dist.table_row_wise.1"] / 2)
+    assert sizes["output_dist.table_row_wise.2"] == pytest.approx(
+        full["output_dist.table_row_wise.2"] * (1 + 4 / 64) / 4
+    )
+    assert [op.name for op in found.ops if op.name.startswith("output_dist.") and isinstance(op.work, Compute)] == [
+        "output_dist.encode.table_row_wise.1",
+        "output_dist.encode.table_row_wise.2",
+        "output_dist.decode.table_row_wise",
+        "output_dist.join.table_row_wise",
+    ]
+
+
+@pytest.mark.parametrize("sharding", ["table_wise", "row_wise", "column_wise", "data_parallel"])
+def test_every_sharding_pays_for_its_backward(sharding: str) -> None:
+    """Whoever looks rows up must also sum and apply their gradients: no kind's backward is free."""
+    found = program("base", plan=Plan(default=TableSharding(sharding=sharding)))
+    seconds = {op.name: float(op.work.seconds.max()) for op in found.ops if isinstance(op.work, Compute)}
+    assert seconds[f"embedding_backward.{sharding}"] > seconds[f"lookup.{sharding}"]
+
+
+def test_dense_gradients_of_replicated_tables_are_reduced_after_they_are_summed() -> None:
+    """The dense all-reduce carries the gradients of data_parallel tables, so it waits for them."""
+    found = program("base", plan=Plan(default=TableSharding(sharding="data_parallel")))
+    [reduce] = [op for op in found.ops if op.name == "dense_all_reduce"]
+    assert [dep.op for dep in reduce.deps] == ["embedding_backward.data_parallel"]
+
+
+def test_exchanging_gradients_writes_rows_once() -> None:
+    """With sync = gradients the owner only sums before the exchange; the rows are written after it."""
+    summed, fused = (
+        {op.name: float(op.work.seconds.max()) for op in program("base", sync=sync).ops if isinstance(op.work, Compute)}
+        for sync in ("gradients", "weights")
+    )
+    assert summed["embedding_backward.row_wise"] < fused["embedding_backward.row_wise"]
+    assert "embedding_optimizer.replicas" in summed
+
+
+def test_launches_are_idle_time_not_compute() -> None:
+    """A step that its host bounds says so: the device works for a part of it and waits for launches for the rest."""
+    scenario = Scenario(
+        cluster=ClusterChoice(preset="dgx-a100"),
+        workload=Workload(batch_size=1, tables=TABLES, dense=Dense(layers=((13, 64, 1),))),
+        plan=PLAN,
+        layout=Layout(),
+    )
+    prediction = Prediction(scenario)
+    told = report(prediction)
+    work = sum(
+        float(op.work.seconds.max())
+        for op in prediction.program(None).ops
+        if isinstance(op.work, Compute) and op.stream == "compute"
+    )
+    assert told.host_bound
+    assert told.host_s == pytest.approx(prediction.trace.step_time_s, rel=0.01)
+    assert told.breakdown.compute_s == pytest.approx(work, rel=0.05)
+    assert told.breakdown.idle_s > 0.5 * told.step_time_s
+    assert "THE HOST BOUNDS THE STEP" in told.to_text()
