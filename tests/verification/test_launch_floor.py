@@ -30,8 +30,8 @@ def test_below_some_batch_the_step_gets_no_shorter() -> None:
 
 def test_strong_scaling_ends_where_the_floor_takes_over() -> None:
     """With a fixed global batch the step shrinks at first, then stops at the floor instead of going to nothing."""
-    group = "layout.sharding_group_size=8"
-    times = [step_time_s(32_768 // nodes, nodes, group, "layout.sync_interval=1000000") for nodes in (1, 4, 64)]
+    rare = ("layout.sharding_group_size=8", "layout.sync=weights", "layout.sync_interval=1000000")
+    times = [step_time_s(32_768 // nodes, nodes, *rare) for nodes in (1, 4, 64)]
     assert times[1] < 0.6 * times[0]
     assert times[2] > 0.9 * step_time_s(1)
     assert times[0] / times[2] < 64 / 4
