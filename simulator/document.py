@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import re
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import MISSING, fields, is_dataclass
 from pathlib import Path
 from typing import Any
+from unicodedata import category
 
 import tomli_w
 
+from foreshard.simulator.constants import constants_document
 from foreshard.simulator.scenario import Scenario
+from foreshard.simulator.suggestions import Path as Place
 from foreshard.simulator.suggestions import shown, shown_path, toml_path
 from foreshard.topologies.errors import InputError
 from foreshard.topologies.output import replaced
@@ -20,12 +23,14 @@ __all__ = [
     "SCHEMA",
     "Document",
     "apply_override",
+    "is_schema",
     "parse_override",
     "parse_toml",
     "read_toml",
     "save_scenario",
     "to_document",
     "to_toml",
+    "unprintable",
 ]
 
 SCHEMA = 1
@@ -75,6 +80,52 @@ def parse_toml(text: str, *, where: str) -> Document:
 
 def _first_lower(text: str) -> str:
     return text[:1].lower() + text[1:]
+
+
+def is_schema(value: object) -> bool:
+    """Whether a file says that it is of the one schema there is: the whole number 1."""
+    return type(value) is int and value == SCHEMA
+
+
+_ANY_CHARACTER = (
+    "separator",
+    "ids",
+    "file",
+    "histogram",
+    "prefix",
+    "degrade",
+)  # data and paths, which nothing prints as they are
+
+
+def unprintable(value: Any, path: Place = ()) -> Iterator[str]:
+    """Yield a sentence for each key and text of a document that holds a control character: it would reach a terminal.
+
+    A description may have several lines.
+    """
+    entries: Iterable[tuple[str | int, Any]] = ()
+    if isinstance(value, dict):
+        entries = ((key, item) for key, item in value.items() if key not in _ANY_CHARACTER)
+    elif isinstance(value, list):
+        entries = ((_name_of(item, index), item) for index, item in enumerate(value))
+    for key, item in entries:
+        here = (*path, key)
+        lines = "\n\t" if key in ("description", "source") else ""
+        for text in (item, key if isinstance(value, dict) else ""):
+            if isinstance(text, str) and (bad := next((c for c in text if c not in lines and _is_control(c)), None)):
+                yield f"{toml_path(here)}: holds the control character {shown(bad)}: a text here is plain, in one line"
+                break
+        else:
+            yield from unprintable(item, here)
+
+
+def _name_of(item: Any, index: int) -> str | int:
+    name = item.get("name") if isinstance(item, dict) else None
+    return name if isinstance(name, str) and name else index
+
+
+def _is_control(char: str) -> bool:
+    """Whether a character moves the cursor, ends the line or turns the writing: Unicode's Cc, Cf, Cs, Zl and Zp."""
+    return category(char) in ("Cc", "Cf", "Cs", "Zl", "Zp") and char not in "\u200c\u200d"  # joiners belong to words
 
 
 def parse_override(assignment: str) -> tuple[tuple[str, ...], Any]:
@@ -153,6 +204,8 @@ def to_document(scenario: Scenario) -> Document:
         document.setdefault("execution", {})["routing"] = scenario.execution.routing
     if "degrade" in document["cluster"]:
         document["cluster"]["degrade"] = dict(scenario.cluster.degrade)
+    if scenario.constants:
+        document["constants"] = constants_document(scenario.constants)
     return document
 
 

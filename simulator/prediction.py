@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from foreshard.simulator.batches import JaggedBatch
 from foreshard.simulator.collectives import Lowered
+from foreshard.simulator.constants import cost_constants, with_machine_constants
 from foreshard.simulator.costs import CostModel
 from foreshard.simulator.demand import Demand
 from foreshard.simulator.engine import Engine, Timeline
@@ -82,9 +83,9 @@ class Prediction:
 
     def __init__(self, scenario: Scenario, cluster: Cluster | None = None) -> None:
         self.scenario = scenario
-        self.cluster = cluster or load_cluster(scenario.cluster)
+        self.cluster = with_machine_constants(cluster or load_cluster(scenario.cluster), scenario.constants)
         self.layout: ResolvedLayout = resolve_layout(scenario.layout, self.cluster.size)
-        self.costs = CostModel(self.cluster)
+        self.costs = CostModel(self.cluster, cost_constants(scenario.constants))
 
     @property
     def local_group_size(self) -> int:

@@ -10,14 +10,17 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from foreshard.simulator.checks import check_dense, check_tables, check_together, resolve_cluster
+from foreshard.simulator.constants import read_constants
 from foreshard.simulator.document import (
     SCHEMA,
     Document,
     apply_override,
+    is_schema,
     parse_override,
     parse_toml,
     read_toml,
     to_document,
+    unprintable,
 )
 from foreshard.simulator.histogram_files import with_histogram
 from foreshard.simulator.layout import Layout
@@ -46,6 +49,7 @@ T = TypeVar("T")
 
 _KEYS = (
     "schema", "name", "description", "cluster", "workload", "plan", "layout", "comms", "execution", "assumptions",
+    "constants",
 )  # fmt: skip
 _TABLES = ("workload", "tables")
 _INSTEAD = {
@@ -111,6 +115,7 @@ class _Reading:
         self.problems: list[str] = []
         self.notes: list[Assumption] = []
         self.tables: tuple[Table, ...] = ()
+        self.dense: Dense | None = None
         self.recorded: Recorded | None = None
         self.table_names: list[str] | None = None
         self.settled: list[tuple[str, ...]] = []  # what overrides say is not assumed any more
@@ -179,6 +184,7 @@ class _Reading:
         workload = self._workload()
         plan = read_plan(self.document.get("plan", {}), self.tables, self.table_names, self.problems, self.notes)
         comms, execution = self._section(Comms, "comms"), self._execution()
+        constants = read_constants(self.document.get("constants", {}), self.problems)
         machine = self._check_machine(cluster, layout, plan)
         if machine and workload and self.recorded and execution and execution.routing == "replayed":
             problems, notes = check_samples(self.recorded, workload, machine.size)
@@ -198,19 +204,20 @@ class _Reading:
             execution=execution,
             name=self.document.get("name", self.name),
             description=self.document.get("description", ""),
+            constants=constants,
             assumptions=(*(note for note in own if note.name not in told), *self.notes),
         )
 
     def _check_machine(self, cluster: ClusterChoice | None, layout: Layout | None, plan: Plan | None) -> Cluster | None:
         machine = resolve_cluster(cluster, self.problems) if cluster else None
         if machine is not None:
-            self.problems += check_together(machine, self.tables, layout, plan)
+            self.problems += check_together(machine, self.tables, self.dense, layout, plan)
         return machine
 
     def _check_head(self) -> None:
         if "schema" not in self.document:
             self.problems.append(f"schema is missing: begin the file with schema = {SCHEMA}")
-        elif self.document["schema"] is True or self.document["schema"] != SCHEMA:
+        elif not is_schema(self.document["schema"]):
             given = self.document["schema"]
             newer = ": it was written for a newer foreshard, update yours" if _is_newer(given) else ""
             self.problems.append(f"schema = {shown(given)}: expected {SCHEMA}{newer}")
@@ -218,6 +225,7 @@ class _Reading:
         for key in ("name", "description"):
             if not isinstance(self.document.get(key, ""), str):
                 self.problems.append(f"{key} = {shown(self.document[key])}: expected text in quotes")
+        self.problems += unprintable(self.document)
 
     def _section(self, cls: type[T], key: str) -> T | None:
         return validated(cls, self.document.get(key, {}), (key,), self.problems)
@@ -279,7 +287,7 @@ class _Reading:
             return validated(Workload, section, ("workload",), self.problems)
         self.recorded = read_recorded(section, self.folder, self.problems)
         self._read_tables(section)
-        dense = validated(Dense, section.get("dense", {}), ("workload", "dense"), self.problems)
+        dense = self.dense = validated(Dense, section.get("dense", {}), ("workload", "dense"), self.problems)
         self.problems += check_dense(dense) if dense else ()
         if self.recorded is not None:
             self.problems += check_recorded(self.recorded, self.tables, dense)
@@ -299,7 +307,7 @@ class _Reading:
         if entries is None:  # an unknown table set or unreadable rows, told already
             return
         if not isinstance(entries, list) or not entries:
-            given = f"= {shown(entries)}" if isinstance(entries, list) else "is missing"
+            given = "is missing" if entries == "missing" else f"= {shown(entries)}"
             self.problems.append(f'workload.tables {given}: give a set such as "mlperf-dcnv2", or [[workload.tables]]')
             return
         entries = changed_tables(entries, self._counted(section.get("all_tables", {}), "all_tables"), self.problems)

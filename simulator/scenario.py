@@ -11,7 +11,7 @@ from foreshard.simulator.layout import Layout
 from foreshard.simulator.sharding import Plan
 from foreshard.simulator.workload import DataType, Workload
 
-__all__ = ["Assumption", "ClusterChoice", "Comms", "Execution", "Optimizer", "Pipeline", "Scenario"]
+__all__ = ["Assumption", "ClusterChoice", "Comms", "Constant", "Execution", "Optimizer", "Pipeline", "Scenario"]
 
 Pipeline = Literal["base", "sparse_dist"]
 Optimizer = Literal["sgd", "rowwise_adagrad", "adagrad", "adam"]
@@ -50,7 +50,7 @@ class Execution:
     pipeline: Pipeline = "base"
     optimizer: Optimizer = "rowwise_adagrad"
     routing: Literal["expected", "sampled", "replayed"] = "expected"
-    seed: Annotated[int, Ge(0)] = 0
+    seed: Annotated[int, Ge(0), Le((1 << 63) - 1)] = 0
     dedup: bool = False
 
 
@@ -61,6 +61,15 @@ class Assumption:
     name: str
     value: float | str
     unit: str = ""
+    source: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Constant:
+    """A figure that takes the place of a shipped constant, in its base unit (seconds, bytes or a plain number)."""
+
+    name: str
+    value: float
     source: str
 
 
@@ -77,3 +86,4 @@ class Scenario:
     name: str = "custom"
     description: str = ""
     assumptions: tuple[Assumption, ...] = ()
+    constants: tuple[Constant, ...] = ()

@@ -1,0 +1,95 @@
+"""Constants that a scenario replaces reach the prediction, and nothing else does."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from foreshard.simulator.costs import default_constants as cost_defaults
+from foreshard.simulator.document import to_toml
+from foreshard.simulator.machine_constants import default_constants as collective_defaults
+from foreshard.simulator.prediction import Prediction
+from foreshard.simulator.reading import read_scenario
+from foreshard.topologies.errors import InputError
+
+SHIPPED = "mlperf-dcnv2-p5"
+SMALL = ("cluster.nodes=2", "workload.batch_size=64", "layout.sharding_group_size=8")
+
+
+def step_time_s(*overrides: str) -> float:
+    return Prediction(read_scenario(SHIPPED, [*SMALL, *overrides])).step_time_s
+
+
+def test_a_faster_host_shortens_a_step_that_the_host_bounds() -> None:
+    """Half the host time per kernel and per collective halves such a step."""
+    halved = step_time_s(
+        'constants.host_per_kernel="10 us"', 'constants.host_per_collective="57 us"', "layout.sync=weights"
+    )
+    whole = step_time_s("layout.sync=weights", "layout.sync_interval=1000000")
+    halved = step_time_s(
+        'constants.host_per_kernel="10 us"',
+        'constants.host_per_collective="57 us"',
+        "layout.sync=weights",
+        "layout.sync_interval=1000000",
+    )
+    assert halved == pytest.approx(whole / 2, rel=0.01)
+
+
+def test_a_constant_of_the_network_reaches_the_collectives() -> None:
+    """A slower posting of messages to peers makes the look-up exchanges slower."""
+    over = ("layout.sharding_group_size=world", "workload.batch_size=1024")
+    slow = step_time_s(*over, 'constants.all_to_all_peer_s="500 us"')
+    assert slow > 1.5 * step_time_s(*over)
+
+
+@pytest.mark.parametrize("name", sorted({**cost_defaults(), **collective_defaults()}))
+def test_every_constant_in_the_report_can_be_replaced(name: str) -> None:
+    """Whatever stands in the data files can be given in a scenario, and the report then names that source."""
+    unit = {**collective_defaults(), **cost_defaults()}[name].unit
+    value = {"s": "'3 us'", "bytes": "'1 GiB'"}.get(unit, "0.5")
+    scenario = read_scenario(SHIPPED, [*SMALL, f"constants.{name}.value={value}", f"constants.{name}.source=mine"])
+    prediction = Prediction(scenario)
+    used = {**prediction.cluster.constants, **prediction.costs.constants}[name]
+    assert used.source == "mine"
+    assert read_scenario_text(to_toml(scenario)) == scenario.constants
+
+
+def read_scenario_text(text: str) -> tuple:
+    import tomllib
+
+    return read_scenario(tomllib.loads(text)).constants
+
+
+@given(value=st.floats(0, 1e3, allow_nan=False))
+def test_values_survive_a_scenario_file_to_the_bit(value: float) -> None:
+    """Writing and reading a constant gives the same float."""
+    document = {"value": f"{value!r} s", "source": "x"}
+    scenario = read_scenario(SHIPPED)
+    from foreshard.simulator.constants import constants_document, read_constants
+
+    problems: list[str] = []
+    [constant] = read_constants({"host_per_kernel": document}, problems)
+    assert not problems
+    assert constant.value == value
+    assert read_constants(constants_document([constant]), problems) == (constant,)
+    assert scenario.constants == ()
+
+
+@pytest.mark.parametrize(
+    ("override", "told"),
+    [
+        ("constants.host_per_kernle='9 us'", "did you mean 'host_per_kernel'"),
+        ("constants.host_per_kernel=9", "has no unit"),
+        ("constants.host_per_kernel='9 GB'", "unknown unit"),
+        ("constants.lookup_efficiency='0.5'", "expected a number"),
+        ("constants.lookup_efficiency=-1", "not negative"),
+        ("constants.lookup_efficiency=nan", "expected a number"),
+        ("constants.lookup_efficiency.vlaue=1", "unknown key"),
+        ("constants=7", "expected a table"),
+    ],
+)
+def test_constants_that_cannot_be_used_are_refused_in_a_sentence(override: str, told: str) -> None:
+    """A name that does not exist, a missing unit, a wrong kind of value: each says what is expected."""
+    with pytest.raises(InputError, match=told):
+        read_scenario(SHIPPED, [override])
