@@ -101,11 +101,24 @@ def _port_floor(members: Members, choice: Choice, loads: Loads, nbytes: float) -
 def _necessary(members: Members, kind: CollectiveKind) -> Loads:
     """What one byte of size must put on links whatever the algorithm.
 
-    all_reduce: every GPU and every node takes in and gives out the whole buffer once, even with reducing switches.
-    all_gather, reduce_scatter: what a GPU or a node does not hold (or keep) itself. broadcast: the whole buffer,
-    into every GPU, and into every node.
+    all_gather, reduce_scatter: what a GPU or a node does not hold (or keep) itself. broadcast: the whole buffer, into
+    every GPU, and into every node. all_reduce: both of the former, 2 (m-1)/m among m equal ends that add up themselves
+    (Patarasuk and Yuan 2009); once where a switch can add (NVLS), or where nodes are of different sizes.
     """
     n, k = members.size, members.largest
     if len(members.nodes) == 1:
-        return members.inside.times(1.0 if kind in ("all_reduce", "broadcast") else (n - 1) / n)
-    return members.across.times(1.0 if kind in ("all_reduce", "broadcast") else (n - k) / n)
+        return members.inside.times(_least(kind, n, adds_elsewhere=members.shape.in_switch))
+    equal = n == k * len(members.nodes)
+    return members.across.times(_least(kind, n, adds_elsewhere=not equal, held=k))
+
+
+def _least(kind: CollectiveKind, n: int, *, adds_elsewhere: bool, held: int = 1) -> float:
+    """Share of the size that an end must take in; an end is `held` of `n` ranks, a GPU or a node."""
+    missing = (n - held) / n
+    match kind:
+        case "all_reduce":
+            return 1.0 if adds_elsewhere else 2 * missing
+        case "broadcast":
+            return 1.0
+        case _:
+            return missing
