@@ -12,6 +12,7 @@ from foreshard.simulator.histogram import histogram_problems
 from foreshard.simulator.layout import Layout, resolve_layout
 from foreshard.simulator.plan_checks import check_plan_by_size
 from foreshard.simulator.prediction import load_cluster
+from foreshard.simulator.row_files import some
 from foreshard.simulator.scenario import ClusterChoice
 from foreshard.simulator.sharding import Plan
 from foreshard.simulator.suggestions import did_you_mean, toml_path
@@ -44,7 +45,7 @@ def resolve_cluster(choice: ClusterChoice, problems: list[str]) -> Cluster | Non
         return load_cluster(choice)
     except InputError as error:
         where = f"{error.where}: " if error.where else ""
-        problems.extend(f"cluster: {where}{problem}" for problem in error.problems)
+        problems.extend(some([f"cluster: {where}{problem}" for problem in error.problems]))
         return None
 
 
@@ -90,15 +91,29 @@ def check_dense(dense: Dense) -> Iterator[str]:
     for index, chain in enumerate(dense.layers):
         if len(chain) < 2:
             yield f"workload.dense.layers[{index}] = {list(chain)}: expected at least two widths, inputs and outputs"
-    if dense.forward_flops_per_sample is not None and dense.parameters is None and not dense.layers:
-        yield "workload.dense: forward_flops_per_sample is given without parameters: give both, or layers"
+    totals = {name: getattr(dense, name) for name in ("forward_flops_per_sample", "parameters")}
+    given = [name for name, value in totals.items() if value is not None]
+    if dense.layers and given:
+        yield (
+            f"workload.dense: layers and {' and '.join(given)} both say how large the model is: "
+            f"give layers, or {' and '.join(totals)}"
+        )
+    elif not dense.layers and len(given) == 1:
+        (missing,) = totals.keys() - set(given)
+        yield f"workload.dense: {given[0]} is given without {missing}: give both (0 if there are none), or layers"
+    elif not dense.layers and not given and dense.kernels is not None:
+        yield f"workload.dense: kernels is given without {' and '.join(totals)}: give all three, or layers"
 
 
 def check_together(
-    cluster: Cluster, tables: tuple[Table, ...], layout: Layout | None, plan: Plan | None
+    cluster: Cluster, tables: tuple[Table, ...], dense: Dense | None, layout: Layout | None, plan: Plan | None
 ) -> Iterator[str]:
-    """Yield contradictions between a machine and the tables, layout and plan for it (None: could not be read)."""
+    """Yield contradictions between a machine and what is for it: tables, dense model, layout and plan.
+
+    None stands for what could not be read.
+    """
     yield from _check_capacity(tables, cluster)
+    yield from _check_data_type(dense, cluster) if dense else ()
     if layout is None:
         return
     groups = None
@@ -112,6 +127,17 @@ def check_together(
         read = {table.name: table for table in tables}
         known = Plan(default=plan.default, tables=tuple(pair for pair in plan.tables if pair[0] in read))
         yield from _merged(check_plan_by_size(known, tuple(read.values()), groups.group_shapes(cluster.node_of)))
+
+
+def _check_data_type(dense: Dense, cluster: Cluster) -> Iterator[str]:
+    given = dense.data_type
+    missing = sorted({gpu.name for gpu in cluster.gpus if given not in gpu.flops})
+    if missing:
+        known = sorted(set.intersection(*(set(gpu.flops) for gpu in cluster.gpus)))
+        yield (
+            f'workload.dense.data_type = "{given}": {", ".join(missing)} has no FLOP/s figure for it: '
+            f"use one of {', '.join(known)}, or give the figure in a cluster file"
+        )
 
 
 def _check_capacity(tables: Iterable[Table], cluster: Cluster) -> Iterator[str]:

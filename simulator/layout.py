@@ -9,7 +9,7 @@ from functools import cached_property
 from typing import Annotated, Literal
 
 import numpy as np
-from annotated_types import Ge
+from annotated_types import Ge, Le
 from numpy.typing import NDArray
 
 from foreshard.topologies.errors import InputError
@@ -34,7 +34,7 @@ class Layout:
     groups: tuple[tuple[Annotated[int, Ge(0)], ...], ...] | None = None
     placement: Placement = "contiguous"
     sync: Sync = "weights"
-    sync_interval: Annotated[int, Ge(1)] = 1
+    sync_interval: Annotated[int, Ge(1), Le(10**12)] = 1
 
 
 class Groups:
@@ -207,6 +207,11 @@ def _check_explicit(layout: Layout, groups: Sequence[Sequence[int]], world_size:
 
 
 def _check_sync(layout: Layout) -> Iterator[str]:
+    if layout.sync == "gradients" and layout.sync_interval != 1:
+        yield (
+            f'layout.sync = "gradients" exchanges gradients in every step, so sync_interval = {layout.sync_interval} '
+            'contradicts it: set sync_interval = 1, or use sync = "weights"'
+        )
     if layout.sync != "fully_sharded":
         return
     if layout.sync_interval != 1:

@@ -111,6 +111,10 @@ def load_json(text: str, *, where: str) -> Any:
         raise InputError(f"not valid JSON at {place} ({error.msg}): is the file cut off?", where=where) from None
     except RecursionError:
         raise InputError("not valid JSON: nested too deeply", where=where) from None
+    except InputError:
+        raise
+    except ValueError:  # Python converts no integer of more than 4,300 digits
+        raise InputError("not valid JSON: an integer has more digits than can be read", where=where) from None
 
 
 def parse_plan_file(document: Any, *, where: str) -> PlanFile:

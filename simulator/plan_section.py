@@ -11,7 +11,7 @@ from annotated_types import Ge
 
 from foreshard.simulator.scenario import Assumption
 from foreshard.simulator.sharding import Plan, TableSharding
-from foreshard.simulator.suggestions import Path, did_you_mean, key_names, shown, toml_path, unknown_key
+from foreshard.simulator.suggestions import Path, did_you_mean, key_names, shown, shown_path, toml_path, unknown_key
 from foreshard.simulator.validation import validated
 from foreshard.simulator.workload import Table
 
@@ -41,9 +41,11 @@ def expand_shorthand(plan: Any) -> None:
     """Write every sharding given as a word, `default = "row_wise"`, as the table { sharding = "row_wise" }."""
     if not isinstance(plan, dict):
         return
-    for place in (plan, plan.get("tables")):
-        if isinstance(place, dict):
-            place.update({key: {"sharding": value} for key, value in place.items() if isinstance(value, str)})
+    if isinstance(plan.get("default"), str):
+        plan["default"] = {"sharding": plan["default"]}
+    tables = plan.get("tables")
+    if isinstance(tables, dict):
+        tables.update({name: {"sharding": value} for name, value in tables.items() if isinstance(value, str)})
 
 
 def read_plan(
@@ -84,7 +86,7 @@ def _exceptions(tables: Any, names: Sequence[str] | None, problems: list[str]) -
 
 
 def _some(names: Sequence[str]) -> str:
-    return ", ".join(names[:5]) + (", ..." if len(names) > 5 else "")
+    return ", ".join(map(shown_path, names[:5])) + (", ..." if len(names) > 5 else "")
 
 
 def _rules(rules: Any, problems: list[str]) -> Iterator[tuple[str, PlanRule, TableSharding]]:

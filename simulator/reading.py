@@ -52,11 +52,14 @@ _KEYS = (
     "constants",
 )  # fmt: skip
 _TABLES = ("workload", "tables")
-_INSTEAD = {
-    ("cluster", "preset"): "file",
-    ("cluster", "file"): "preset",
-    ("layout", "sharding_group_size"): "groups",
-    ("layout", "groups"): "sharding_group_size",
+_TOTALS = ("forward_flops_per_sample", "parameters")
+_INSTEAD: dict[tuple[str, ...], tuple[str, ...]] = {
+    ("cluster", "preset"): ("file",),
+    ("cluster", "file"): ("preset",),
+    ("layout", "sharding_group_size"): ("groups",),
+    ("layout", "groups"): ("sharding_group_size",),
+    ("workload", "dense", "layers"): (*_TOTALS, "kernels"),
+    **{("workload", "dense", total): ("layers",) for total in _TOTALS},
 }
 _READ_APART = ("tables", "all_tables", "dense", "replay", "families")
 
@@ -148,8 +151,12 @@ class _Reading:
         if path == _TABLES:  # what the file says of its own tables is not meant for these
             for key in ("name", "all_tables"):
                 self.document["workload"].pop(key, None)
-        if path in _INSTEAD:  # a machine or groups chosen by --set take the place of the file's
-            self.document[path[0]].pop(_INSTEAD[path], None)
+        if path in _INSTEAD:  # what is chosen by --set takes the place of the file's
+            section = self.document
+            for key in path[:-1]:
+                section = section[key]
+            for key in _INSTEAD[path]:
+                section.pop(key, None)
 
     def _expand(self) -> None:
         """Write out what a user may abbreviate: a sharding given as a word, a table set given by its name."""

@@ -100,6 +100,8 @@ def _json_object(line: str) -> dict[str, Any]:
     except (json.JSONDecodeError, RecursionError) as error:
         reason = error.msg if isinstance(error, json.JSONDecodeError) else "nested too deeply"
         raise ValueError(f"is not JSON ({reason}): the line may be cut") from None
+    except ValueError:  # Python converts no integer of more than 4,300 digits
+        raise ValueError("holds an integer of more digits than can be read") from None
     if not isinstance(value, dict):
         raise ValueError(f"is a {type(value).__name__}, expected an object such as {{'user': 'user_42'}}")
     return value

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import re
 import types
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from difflib import get_close_matches
-from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, TypeGuard, Union, get_args, get_origin, get_type_hints
 
 from annotated_types import Ge, Gt, Le, Lt, MinLen
 
@@ -27,6 +28,7 @@ Path = tuple[str | int, ...]
 
 _BARE_KEY = re.compile(r"[A-Za-z0-9_-]+\Z")
 _LONGEST = 60
+_FAR = 1_000_000  # upper bounds from here on are slips of the finger
 _LONGEST_PATH = 200
 _NOUNS = {int: "a whole number", float: "a number", str: "text in quotes", bool: "true or false"}
 
@@ -90,20 +92,35 @@ def key_names(cls: Any) -> list[str]:
     return [field.name for field in fields(cls)]
 
 
-def expectation(annotation: Any) -> str:
-    """Return what a field of that type takes, in words: "a whole number of at least 1"."""
+def expectation(annotation: Any, given: object = None) -> str:
+    """Return what a field of that type takes, in words: "a whole number of at least 1".
+
+    Limits that only a slip of the finger reaches are named where `given` is past them.
+    """
     origin, arguments = get_origin(annotation), get_args(annotation)
     if origin is Annotated:
-        return _bounded(expectation(arguments[0]), arguments[1:])
+        bounds = (bound for bound in arguments[1:] if not _is_far(bound, given))
+        return _bounded(expectation(arguments[0], given), bounds)
     if origin is Literal:
         return "one of " + ", ".join(f'"{choice}"' for choice in arguments)
     if origin in (Union, types.UnionType):
-        return ", or ".join(expectation(argument) for argument in arguments if argument is not type(None))
+        return ", or ".join(expectation(argument, given) for argument in arguments if argument is not type(None))
     if origin is tuple:
-        return f"a list, each {expectation(arguments[0])}"
+        return f"a list, each {expectation(arguments[0], given)}"
     if is_dataclass(annotation):
         return "a table with the keys " + ", ".join(key_names(annotation))
     return _NOUNS.get(annotation, "another value")
+
+
+def _is_far(bound: object, given: object) -> bool:
+    """Whether a bound is an upper one that need not be told, as `given` is nowhere near it."""
+    if not isinstance(bound, Le) or bound.le < _FAR:
+        return False
+    return not (_is_number(given) and math.isfinite(given) and given > bound.le)
+
+
+def _is_number(value: object) -> TypeGuard[float]:
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def _bounded(noun: str, bounds: Iterable[object]) -> str:
@@ -115,7 +132,7 @@ def _bounded(noun: str, bounds: Iterable[object]) -> str:
             case Gt(gt=low):
                 words.append(f"above {low}")
             case Le(le=high):
-                words.append(f"of at most {high}")
+                words.append(f"of at most {high:,}" if isinstance(high, int) else f"of at most {high}")
             case Lt(lt=high):
                 words.append(f"below {high}")
             case MinLen(min_length=length):

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path as FilePath
 from typing import Any
 
-from foreshard.simulator.document import SCHEMA, Document, parse_toml, read_toml
+from foreshard.simulator.document import SCHEMA, Document, is_schema, parse_toml, read_toml, unprintable
 from foreshard.simulator.histogram_files import with_histogram
 from foreshard.simulator.scenario import Assumption
 from foreshard.simulator.shipped import shipped_names, shipped_text
@@ -79,7 +79,8 @@ def table_set_document(name: str, folder: FilePath | None = None) -> Document:
 
 def _problems(document: Document) -> Iterator[str]:
     yield from (unknown_key((key,), _KEYS) for key in document if key not in _KEYS)
-    if document.get("schema") != SCHEMA:
+    yield from unprintable(document)
+    if not is_schema(document.get("schema")):
         yield f"schema = {shown(document.get('schema', 'missing'))}: expected schema = {SCHEMA}"
     for key, kind, words in _SHAPES:
         if not isinstance(document.get(key, kind()), kind):

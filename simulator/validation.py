@@ -67,7 +67,7 @@ def _sentences(cls: type[Any], value: dict[str, Any], path: Path, error: Validat
 
 
 def _refused(where: Path, given: object, annotation: Any) -> str:
-    expected = expectation(annotation)
+    expected = expectation(annotation, given)
     hint = ""
     if isinstance(given, str):
         hint = did_you_mean(given, _choices(annotation))

@@ -27,6 +27,18 @@ Pooling = Literal["sum", "mean", "none"]
 FeatureKind = Literal["single", "pooled", "sequence"]
 FeaturePooling = Literal["sum", "mean", "weighted"]
 
+# Limits far beyond any job that is known, so that a slip of the finger is told and no product of sizes overflows.
+MAX_BATCH_SIZE = 100_000_000  # samples per rank; MLPerf's largest global batches are near 140,000
+MAX_ROWS = 10**15  # of a table; one byte a row makes a petabyte
+MAX_WIDTH = 10_000_000  # elements of a vector or features of a layer
+MAX_IDS = 1_000_000.0  # mean ids of a bag, and bags of a sample
+MAX_COUNT = 10**18  # lookups of a bin, parameters and FLOPs of a dense model
+
+RowCount = Annotated[int, Ge(1), Le(MAX_ROWS)]
+Width = Annotated[int, Ge(1), Le(MAX_WIDTH)]
+IdCount = Annotated[float, Gt(0), Le(MAX_IDS)]
+Count = Annotated[float, Ge(0), Le(MAX_COUNT)]
+
 BYTES_PER_ELEMENT: dict[DataType, int] = {"fp32": 4, "fp16": 2, "bf16": 2, "fp8": 1, "int8": 1}
 
 
@@ -43,13 +55,13 @@ class Access:
     """
 
     zipf: Annotated[float, Ge(0), Le(8)] = 0.0
-    shift: Annotated[float, Ge(0)] = 0.0
+    shift: Count = 0.0
     heavy_hitters: tuple[Annotated[float, Gt(0), Le(1)], ...] = ()
     locality: Annotated[float, Ge(0), Le(1)] = 0.0
     order: Literal["scattered", "by_frequency"] = "scattered"
-    histogram: tuple[Annotated[float, Ge(0)], ...] = ()
-    histogram_rows: tuple[Annotated[int, Ge(1)], ...] = ()
-    histogram_ids: tuple[Annotated[int, Ge(0)], ...] = ()
+    histogram: tuple[Count, ...] = ()
+    histogram_rows: tuple[RowCount, ...] = ()
+    histogram_ids: tuple[Annotated[int, Ge(0), Le(MAX_ROWS)], ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -63,14 +75,14 @@ class Table:
     """
 
     name: Annotated[str, MinLen(1)]
-    num_embeddings: Annotated[int, Ge(1)]
-    embedding_dim: Annotated[int, Ge(1)]
-    pooling_factor: Annotated[float, Gt(0)] | tuple[Annotated[float, Gt(0)], ...] = 1.0
+    num_embeddings: RowCount
+    embedding_dim: Width
+    pooling_factor: IdCount | tuple[IdCount, ...] = 1.0
     pooling: Pooling = "sum"
     data_type: DataType = "fp32"
-    feature_names: tuple[str, ...] = ()
+    feature_names: tuple[Annotated[str, MinLen(1)], ...] = ()
     access: Access = field(default_factory=Access)
-    num_poolings: Annotated[float, Gt(0)] = 1.0
+    num_poolings: IdCount = 1.0
 
     @property
     def features(self) -> tuple[str, ...]:
@@ -118,10 +130,10 @@ class Dense:
     `forward_flops_per_sample`, `parameters` and `kernels` (forward kernel launches) describe it in sum.
     """
 
-    layers: tuple[tuple[Annotated[int, Ge(1)], ...], ...] = ()
-    forward_flops_per_sample: Annotated[float, Ge(0)] | None = None
-    parameters: Annotated[int, Ge(0)] | None = None
-    kernels: Annotated[int, Ge(0)] | None = None
+    layers: tuple[tuple[Width, ...], ...] = ()
+    forward_flops_per_sample: Count | None = None
+    parameters: Annotated[int, Ge(0), Le(MAX_COUNT)] | None = None
+    kernels: Annotated[int, Ge(0), Le(MAX_WIDTH)] | None = None
     data_type: DataType = "fp32"
 
     @property
@@ -160,7 +172,7 @@ class FamilyChoice:
 
     name: Annotated[str, MinLen(1)]
     mapping: Literal["dictionary", "modulo", "hash"] = "dictionary"
-    num_embeddings: Annotated[int, Ge(1)] | None = None
+    num_embeddings: RowCount | None = None
     ids: tuple[int | str, ...] | None = None
     min_count: Annotated[int, Ge(1)] = 1
     prefix: str = ""
@@ -168,7 +180,7 @@ class FamilyChoice:
     pooling: FeaturePooling = "sum"
     column: str | None = None
     weight_column: str | None = None
-    embedding_dim: Annotated[int, Ge(1)] = 128
+    embedding_dim: Width = 128
     data_type: DataType = "fp32"
     separator: Annotated[str, MinLen(1)] = "|"
     max_ids: Annotated[int, Ge(1)] | None = None
@@ -194,7 +206,7 @@ class Workload:
     `replay` names recorded samples, `families` say what ids their rows hold.
     """
 
-    batch_size: Annotated[int, Ge(1)]
+    batch_size: Annotated[int, Ge(1), Le(MAX_BATCH_SIZE)]
     tables: tuple[Table, ...]
     dense: Dense = field(default_factory=Dense)
     name: str = "custom"

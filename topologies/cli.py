@@ -94,7 +94,7 @@ def run(arguments: list[str]) -> int:
         code = assemble().main(arguments, prog_name="foreshard", standalone_mode=False)
         sys.stdout.flush()
     except ForeshardError as error:
-        click.echo(f"error: {error}", err=True)
+        click.echo(f"error: {_plain(str(error))}", err=True)
         return error.exit_code
     except click.ClickException as error:
         error.show()
@@ -110,6 +110,11 @@ def run(arguments: list[str]) -> int:
         click.echo(f"error: {file}{error.strerror or error}", err=True)
         return ForeshardError.exit_code
     return code if isinstance(code, int) else 0
+
+
+def _plain(text: str) -> str:
+    """The text without what a terminal would obey: given names may stand in it."""
+    return "".join(char if char.isprintable() or char in "\n\t" else repr(char)[1:-1] for char in text)
 
 
 def _silence_stdout() -> None:

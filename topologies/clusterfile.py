@@ -66,6 +66,8 @@ def parse_cluster(
         table = tomllib.loads(text)
     except (tomllib.TOMLDecodeError, RecursionError) as error:
         raise InputError(f"is not TOML: {error}", where=where) from error
+    except ValueError:  # Python converts no integer of more than 4,300 digits
+        raise InputError("is not TOML: an integer has more digits than can be read", where=where) from None
     problems: list[str] = []
     whole = _on_preset(table, "", problems)
     if problems:

@@ -83,6 +83,9 @@ class Fields:
         value = self._get(key, default, (str,), "a text in quotes")
         if value == "" and default != "":
             self.note(key, "is empty: give a text")
+        if value and not value.replace("\n", "").replace("\t", "").isprintable():
+            self.note(key, f"{value!r} holds a character that does not print: give a plain text")
+            return ""
         return value or ""
 
     def choice(self, key: str, choices: Sequence[str], default: str | _Required = REQUIRED) -> Any:

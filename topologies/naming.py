@@ -67,8 +67,9 @@ def damage_of(naming: Naming, degrade: Mapping[str, float], problems: list[str])
         matcher = re.compile("|".join(fnmatch.translate(one) for one in _directions(pattern)))
         found = [number for number, name in enumerate(names) if matcher.match(name)]
         if not found:
-            # The names of all nodes are alike, so the first ones serve as examples.
-            like = near(pattern.replace("<->", "->"), names[:400] + names[-100:])
+            # The names of all nodes are alike, so the first ones serve as examples; near() takes patterns for words.
+            word = re.sub(r"[*?\[\]]", "", pattern.replace("<->", "->")).strip("/")
+            like = near(word, dict.fromkeys([*names[:400], *names[-100:]]))
             problems.append(f"{where}: no link has this name; {like}")
         factors[found] *= factor
     return factors

@@ -69,12 +69,20 @@ class Placing:
         for kind, routes in enumerate(self.routes):
             for gpu, reason in _missing(routes, several_domains, shares_domain):
                 cut[reason].extend((self.first_rank[self.nodes_of_kind(kind)] + gpu).tolist())
-        for reason, ranks in cut.items():
-            yield f"{name_ranks(ranks)}: {reason}"
+        inside = [reason for reason in cut if reason.startswith(_INSIDE)]
+        if len(inside) > _FEW:  # one cut through a node separates many pairs: it is told once
+            ranks = name_ranks([rank for reason in inside for rank in cut.pop(reason)])
+            yield f"{ranks}: {_INSIDE} to some or all of the node's other GPUs: every link or path to them is missing"
+        for reason, few in cut.items():
+            yield f"{name_ranks(few)}: {reason}"
 
     def _needs(self) -> tuple[bool, bool]:
         domains = len(np.unique(self.domain_of_node))
         return domains > 1, domains < len(self.domain_of_node)
+
+
+_INSIDE = "no route inside the node"
+_FEW = 3
 
 
 def name_ranks(ranks: list[int]) -> str:
@@ -94,7 +102,7 @@ def _missing(routes: NodeRoutes, several_domains: bool, shares_domain: bool) -> 
         lost = [d for d, route in enumerate(row) if route is None]
         if lost:
             names = ", ".join(f"gpu{d}" for d in lost)
-            yield s, f"no route inside the node to {names}: every link or path to them is missing"
+            yield s, f"{_INSIDE} to {names}: every link or path to them is missing"
     for g in range(len(routes.peer)):
         if shares_domain and (routes.up[g] is None or routes.down[g] is None):
             yield g, "no link to the NVSwitch of the domain, so no route to its other nodes"

@@ -54,7 +54,7 @@ ranks = [3]
 [layout]
 sharding_group_size = 8
 placement = "interleaved"
-sync = "gradients"
+sync = "weights"
 sync_interval = 4
 [comms]
 forward = "fp8"
@@ -96,7 +96,7 @@ def test_every_documented_key_means_what_it_says(tmp_path: Path) -> None:
             default=TableSharding(sharding="row_wise"),
             tables=(("user_id", TableSharding(sharding="table_wise", ranks=(3,))),),
         ),
-        layout=Layout(sharding_group_size=8, placement="interleaved", sync="gradients", sync_interval=4),
+        layout=Layout(sharding_group_size=8, placement="interleaved", sync="weights", sync_interval=4),
         comms=Comms(forward="fp8", backward="bf16"),
         execution=Execution(pipeline="sparse_dist", seed=7),
     )
@@ -310,7 +310,8 @@ def test_mlperf_dense_layers_are_the_reference_model() -> None:
 
 # --- written and read back ---------------------------------------------------------------------------------------
 
-words = st.text(min_size=1, max_size=8)
+printable = st.characters(exclude_categories=["Cc", "Cf", "Cs", "Zl", "Zp"])
+words = st.text(printable, min_size=1, max_size=8)
 plain_words = st.text(string.ascii_lowercase, min_size=1, max_size=8)
 counts = st.integers(1, 10**6)
 shares = st.floats(0.0, 1.0, allow_nan=False)
@@ -344,9 +345,13 @@ shardings = st.one_of(
     st.builds(TableSharding, sharding=st.just("row_wise"), owner=st.sampled_from(["range", "hash"])),
     st.builds(TableSharding, sharding=st.just("data_parallel")),
 )
-denses = st.builds(Dense, layers=st.lists(st.tuples(counts, counts)).map(tuple), kernels=st.none() | counts)
-numbers = st.one_of(st.floats(allow_nan=False, allow_infinity=False), st.text(max_size=5))
-assumptions = st.builds(Assumption, name=words, value=numbers, unit=st.text(max_size=3), source=words)
+denses = st.one_of(
+    st.builds(Dense),
+    st.builds(Dense, layers=st.lists(st.tuples(counts, counts), min_size=1).map(tuple), kernels=st.none() | counts),
+    st.builds(Dense, forward_flops_per_sample=factors, parameters=st.integers(0, 10**9), kernels=st.none() | counts),
+)
+numbers = st.one_of(st.floats(allow_nan=False, allow_infinity=False), st.text(printable, max_size=5))
+assumptions = st.builds(Assumption, name=words, value=numbers, unit=st.text(printable, max_size=3), source=words)
 
 
 @st.composite
@@ -355,7 +360,7 @@ def scenarios(draw: st.DrawFn) -> Scenario:
     exceptions = draw(st.lists(st.sampled_from(names), unique=True))
     return Scenario(
         name=draw(words),
-        description=draw(st.text(max_size=20)),
+        description=draw(st.text(printable, max_size=20)),
         cluster=ClusterChoice(
             preset=draw(st.sampled_from(["p5.48xlarge", "dgx-a100"])),
             nodes=draw(st.integers(1, 2)),

@@ -195,7 +195,50 @@ MISTAKES: dict[str, tuple[str, Any, str]] = {
     ),
     "flops without parameters": (
         "workload/dense", {"forward_flops_per_sample": 1e9},
-        "workload.dense: forward_flops_per_sample is given without parameters: give both, or layers",
+        "workload.dense: forward_flops_per_sample is given without parameters: give both (0 if there are none), or layers",
+    ),
+    "parameters without flops": (
+        "workload/dense", {"parameters": 1000},
+        "workload.dense: parameters is given without forward_flops_per_sample: give both (0 if there are none), or layers",
+    ),
+    "kernels alone": (
+        "workload/dense", {"kernels": 10},
+        "workload.dense: kernels is given without forward_flops_per_sample and parameters: give all three, or layers",
+    ),
+    "layers and totals": (
+        "workload/dense", {"layers": [[13, 64, 1]], "parameters": 5, "forward_flops_per_sample": 1},
+        "workload.dense: layers and forward_flops_per_sample and parameters both say how large the model is: "
+        "give layers, or forward_flops_per_sample and parameters",
+    ),
+    "gradients now and then": (
+        "layout", {"sharding_group_size": 8, "sync": "gradients", "sync_interval": 10},
+        'layout.sync = "gradients" exchanges gradients in every step, so sync_interval = 10 contradicts it: '
+        'set sync_interval = 1, or use sync = "weights"',
+    ),
+    "schema with a point": ("schema", 1.0, "schema = 1.0: expected 1"),
+    "tables a number": (
+        "workload/tables", 7, 'workload.tables = 7: give a set such as "mlperf-dcnv2", or [[workload.tables]]'
+    ),
+    "rules a word": (
+        "plan/rules", "x", 'plan.rules = "x": expected a list, each entry written under [[plan.rules]]',
+    ),
+    "plan tables a word": (
+        "plan/tables", "x", 'plan.tables = "x": expected a table per table name, as in [plan.tables.user_id]',
+    ),
+    "a feature without a name": (
+        f"{FIRST}/feature_names", [""],
+        'workload.tables.user_id.feature_names[0] = "": expected text in quotes of at least 1 character',
+    ),
+    "control characters in a name": (
+        "name", "a\x1b[31m", 'name: holds the control character "\\x1b": a text here is plain, in one line',
+    ),
+    "a NUL in a description": (
+        "description", "a\0b", 'description: holds the control character "\\x00": a text here is plain, in one line',
+    ),
+    "a table set file that is missing": (
+        "workload/tables", "nowhere.toml",
+        "workload.tables: no such file: give the path of a table set file or a shipped name "
+        "(`foreshard presets` lists them)",
     ),
     "unknown sharding": (
         "plan/default", "row-wise",
@@ -319,6 +362,69 @@ def test_one_mistake_of_the_default_is_not_told_for_every_table(tmp_path: Path) 
     assert problem == "table 'user_id' and 1 more (plan.default): data_parallel tables are on every rank: drop ranks"
 
 
+def test_a_data_type_without_a_figure_is_told_with_the_other_mistakes(tmp_path: Path) -> None:
+    """What only the machine shows to be wrong is found while reading, not when the step is predicted."""
+    document = changed(("cluster/preset", "p4d.24xlarge"), ("workload/dense/data_type", "fp8"), ("layout/synk", 1))
+    problems = problems_of(written(tmp_path, document))
+    assert any(problem.startswith('workload.dense.data_type = "fp8": ') for problem in problems)
+    assert any("A100" in problem and "use one of bf16, fp16, fp32" in problem for problem in problems)
+    assert any(problem.startswith("layout.synk") for problem in problems)
+
+
+def test_links_that_are_all_missing_are_two_mistakes(tmp_path: Path) -> None:
+    """No way inside nodes and none between them: one sentence each, however many GPUs there are."""
+    inside, outside = problems_of(written(tmp_path, changed(("cluster/degrade", {"*": 0}))))
+    assert "ranks 0-15: no route inside the node to some or all" in inside
+    assert "no route to a NIC" in outside
+
+
+def test_a_pattern_that_meets_no_link_is_told_with_names_that_are_there_once(tmp_path: Path) -> None:
+    document = changed(("cluster", {"preset": "p5.48xlarge", "nodes": 1, "degrade": {"nodeX/*": 0.5}}))
+    (problem,) = problems_of(written(tmp_path, document))
+    names = (
+        problem.partition("; ")[2].replace("?", "").replace("did you mean ", "").replace("known: ", "").split(" or ")
+    )
+    assert names
+    assert len(set(names)) == len(names)
+
+
+@pytest.mark.parametrize("kind", ["scenario", "table set", "cluster"])
+def test_an_integer_of_too_many_digits_is_told_without_advice_on_python(kind: str, tmp_path: Path) -> None:
+    """Whichever file holds it."""
+    (tmp_path / "long.toml").write_text("schema = " + "9" * 10_000)
+    changes = {
+        "scenario": [],
+        "table set": [("workload/tables", "long.toml")],
+        "cluster": [("cluster", {"file": "long.toml"})],
+    }
+    source = tmp_path / "long.toml" if kind == "scenario" else written(tmp_path, changed(*changes[kind]))
+    (problem,) = problems_of(source)
+    assert "an integer has more digits than can be read" in problem
+    assert "set_int_max_str_digits" not in problem
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["name", "description", f"{FIRST}/name", f"{FIRST}/feature_names", "workload/name", "plan/tables", "assumptions"],
+)
+@pytest.mark.parametrize("character", ["\0", "\x1b", "\r", "\x7f", "\u2028", "\u202e"])
+def test_no_text_that_is_printed_holds_a_control_character(path: str, character: str, tmp_path: Path) -> None:
+    text = f"a{character}b"
+    value: Any = {
+        f"{FIRST}/feature_names": [text],
+        "plan/tables": {text: "row_wise"},
+        "assumptions": [{"name": text, "value": 1, "source": "b"}],
+    }.get(path, text)
+    problems = problems_of(written(tmp_path, changed((path, value))))
+    assert any("holds the control character" in problem for problem in problems)
+    assert not any(character in problem for problem in problems)
+
+
+def test_an_untidy_description_may_have_lines(tmp_path: Path) -> None:
+    scenario = read_scenario(written(tmp_path, changed(("description", "one\n\ttwo"), ("name", "é\u200c"))))
+    assert scenario.description == "one\n\ttwo"
+
+
 def test_an_unknown_table_set_is_one_mistake(tmp_path: Path) -> None:
     document = changed(("workload/tables", "mlperf-dcn"))
     (problem,) = problems_of(written(tmp_path, document))
@@ -327,8 +433,9 @@ def test_an_unknown_table_set_is_one_mistake(tmp_path: Path) -> None:
 
 def test_a_line_break_in_a_name_does_not_break_the_message(tmp_path: Path) -> None:
     document = changed((f"{SECOND}/name", "a\nb\x1b[31m"), (f"{SECOND}/embedding_dim", -1))
-    (problem,) = problems_of(written(tmp_path, document))
-    assert problem.startswith(r'workload.tables."a\nb\x1b[31m".embedding_dim = -1')
+    first, second = problems_of(written(tmp_path, document))
+    assert first.startswith(r'workload.tables."a\nb\x1b[31m".name: holds the control character "\n"')
+    assert second.startswith(r'workload.tables."a\nb\x1b[31m".embedding_dim = -1')
 
 
 def test_a_cluster_file_with_an_ambiguous_unit_is_refused(tmp_path: Path) -> None:

@@ -124,6 +124,17 @@ def test_an_error_of_the_system_is_one_sentence_and_2(
     assert said.count("\n") == 1
 
 
+def test_what_a_terminal_obeys_is_escaped_in_errors(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def act() -> None:
+        raise InputError(["no \x1b[31mtable", "é\tand\u202e"])
+
+    monkeypatch.setattr(cli, "entry_points", lambda group: [Point("room", [command("act", act)])])
+    assert cli.run(["act"]) == 2
+    assert capsys.readouterr().err == "error: 2 mistakes:\n  - no \\x1b[31mtable\n  - é\tand\\u202e\n"
+
+
 LONG = "x" * 300
 
 
