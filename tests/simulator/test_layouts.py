@@ -1,6 +1,7 @@
 """Any 2D layout, groups of different sizes included, against plain loops over rows, columns, ids and ranks."""
 
 import json
+import tomllib
 from collections import defaultdict
 from itertools import pairwise
 
@@ -9,10 +10,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from foreshard.simulator.document import to_toml
 from foreshard.simulator.layout import Layout, resolve_layout
 from foreshard.simulator.placement import resolve_plan_by_size
 from foreshard.simulator.plan_demand import exact_demand_of_plans, expected_demand_of_plans
 from foreshard.simulator.prediction import Prediction
+from foreshard.simulator.reading import read_scenario
 from foreshard.simulator.report import memory_of, report
 from foreshard.simulator.rows import part_finder
 from foreshard.simulator.sampling import SampledBatches
@@ -437,3 +440,33 @@ def test_a_plan_that_fits_some_groups_only_is_refused_with_their_sizes():
     assert any("ranks [3] do not exist" in told and told.endswith("[in sharding groups of 2]") for told in problems)
     assert any("999 column shards" in told and "in sharding groups" not in told for told in problems)
     assert len(problems) == 2
+
+
+def document(**layout):
+    return {
+        "schema": 1,
+        "cluster": {"preset": "dgx-a100"},
+        "workload": {"batch_size": 8, "tables": [{"name": "t", "num_embeddings": 64, "embedding_dim": 8}]},
+        "plan": {"default": "row_wise"},
+        "layout": layout,
+    }
+
+
+def test_groups_of_a_file_are_read_written_and_replaced_by_a_group_size():
+    groups = [[0, 1], [2, 3, 4, 5, 6, 7]]
+    read = read_scenario(document(groups=groups, sync="gradients"))
+    assert read.layout == Layout(groups=((0, 1), (2, 3, 4, 5, 6, 7)), sync="gradients")
+    assert read_scenario(tomllib.loads(to_toml(read))) == read
+    sized = read_scenario(read, ["layout.sharding_group_size=4"])
+    assert sized.layout == Layout(sharding_group_size=4, sync="gradients")
+    assert read_scenario(sized, [f"layout.groups={groups}"]) == read
+
+
+def test_plan_and_layout_mistakes_of_a_file_are_told_together():
+    what = document(groups=[[0, 1], [2, 3, 4, 5, 6, 7]], sync="fully_sharded")
+    what["plan"]["tables"] = {"t": {"sharding": "table_wise", "ranks": [5]}}
+    with pytest.raises(InputError) as refused:
+        read_scenario(what)
+    sync, plan = refused.value.problems
+    assert "groups of different sizes do not have" in sync
+    assert "ranks [5] do not exist" in plan
