@@ -8,7 +8,7 @@ import types
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from difflib import get_close_matches
-from typing import Annotated, Any, Literal, TypeGuard, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from annotated_types import Ge, Gt, Le, Lt, MinLen
 
@@ -28,7 +28,7 @@ Path = tuple[str | int, ...]
 
 _BARE_KEY = re.compile(r"[A-Za-z0-9_-]+\Z")
 _LONGEST = 60
-_FAR = 1_000_000  # upper bounds from here on are slips of the finger
+_FAR = 1_000_000  # bounds from here on, and their inverses, are reached by slips of the finger only
 _LONGEST_PATH = 200
 _NOUNS = {int: "a whole number", float: "a number", str: "text in quotes", bool: "true or false"}
 
@@ -113,14 +113,19 @@ def expectation(annotation: Any, given: object = None) -> str:
 
 
 def _is_far(bound: object, given: object) -> bool:
-    """Whether a bound is an upper one that need not be told, as `given` is nowhere near it."""
-    if not isinstance(bound, Le) or bound.le < _FAR:
-        return False
-    return not (_is_number(given) and math.isfinite(given) and given > bound.le)
+    """Whether a bound need not be told: one that only a slip of the finger reaches, and `given` has not reached it."""
+    match bound:
+        case Le(le=high) if high >= _FAR:
+            return not any(number > high for number in _numbers(given))
+        case Ge(ge=low) if 0 < low <= 1 / _FAR:
+            return not any(0 < number < low for number in _numbers(given))
+    return False
 
 
-def _is_number(value: object) -> TypeGuard[float]:
-    return isinstance(value, int | float) and not isinstance(value, bool)
+def _numbers(given: object) -> list[float]:
+    """The finite numbers that a value is or lists."""
+    items = given if isinstance(given, list) else [given]
+    return [item for item in items if type(item) is int or (isinstance(item, float) and math.isfinite(item))]
 
 
 def _bounded(noun: str, bounds: Iterable[object]) -> str:

@@ -32,11 +32,12 @@ MAX_BATCH_SIZE = 100_000_000  # samples per rank; MLPerf's largest global batche
 MAX_ROWS = 10**15  # of a table; one byte a row makes a petabyte
 MAX_WIDTH = 10_000_000  # elements of a vector or features of a layer
 MAX_IDS = 1_000_000.0  # mean ids of a bag, and bags of a sample
+MIN_IDS = 1e-9
 MAX_COUNT = 10**18  # lookups of a bin, parameters and FLOPs of a dense model
 
 RowCount = Annotated[int, Ge(1), Le(MAX_ROWS)]
 Width = Annotated[int, Ge(1), Le(MAX_WIDTH)]
-IdCount = Annotated[float, Gt(0), Le(MAX_IDS)]
+IdCount = Annotated[float, Gt(0), Ge(MIN_IDS), Le(MAX_IDS)]
 Count = Annotated[float, Ge(0), Le(MAX_COUNT)]
 
 BYTES_PER_ELEMENT: dict[DataType, int] = {"fp32": 4, "fp16": 2, "bf16": 2, "fp8": 1, "int8": 1}
