@@ -5,57 +5,85 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import click
 
 from foreshard.simulator.explain_command import explain_command
 from foreshard.simulator.plan_commands import PLAN_COMMANDS
 from foreshard.topologies.errors import InputError
-from foreshard.topologies.output import check_folder, check_writable, write_text
+from foreshard.topologies.output import check_writable, write_text
 
 __all__ = ["COMMANDS"]
+
+
+class _Named(click.Path):
+    """A path that has a name: an empty one would mean the working folder."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Return the path; fails if there is no name."""
+        if value == "":
+            self.fail("is empty: give a name", param, ctx)
+        return super().convert(value, param, ctx)
+
 
 _scenario = click.argument("scenario")
 _set = click.option(
     "--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Change a key, as layout.sharding_group_size=8."
 )
 _json = click.option("--json", "as_json", is_flag=True, help="Print JSON, in seconds and bytes.")
-_plot = click.option("--plot", type=click.Path(path_type=Path), metavar="FILE.png", help="Draw into this file.")
+_plot = click.option("--plot", type=_Named(path_type=Path), metavar="FILE.png", help="Draw into this file.")
 
 
 @click.command()
 @_scenario
 @_set
 @_json
-@click.option("--trace", type=click.Path(path_type=Path), metavar="DIR", help="Write a Kineto timeline for each rank.")
+@click.option(
+    "--trace",
+    type=_Named(path_type=Path),
+    metavar="DIR",
+    help="Write Kineto timelines: of all ranks of up to 16, of larger worlds up to five: the first, the slowest, the "
+    "one that waits most, those with most and with median work. Earlier timelines in DIR give way.",
+)
+@click.option("--ranks", metavar="all|0,5,...", help="Whose timelines to write instead.")
 @_plot
 @click.option("--planner", is_flag=True, help="Set TorchRec's own estimate beside the prediction.")
 def predict(
-    scenario: str, overrides: tuple[str, ...], as_json: bool, trace: Path | None, plot: Path | None, planner: bool
+    scenario: str,
+    overrides: tuple[str, ...],
+    as_json: bool,
+    trace: Path | None,
+    ranks: str | None,
+    plot: Path | None,
+    planner: bool,
 ) -> None:
     """Predict one training step of SCENARIO, a file or a shipped name.
 
     A key may be any of the scenario's, a table by its name: workload.tables.user_id.access.zipf=0.9.
     """
     from foreshard.simulator.drawing import check_plot
-    from foreshard.simulator.export import write_trace
-    from foreshard.simulator.prediction import predict as prediction_of
+    from foreshard.simulator.export import check_ranks, step_names, written_traces
+    from foreshard.simulator.prediction import Prediction
     from foreshard.simulator.reading import read_scenario
     from foreshard.simulator.report import report
+    from foreshard.simulator.trace_files import check_trace_folder
 
-    chosen = read_scenario(scenario, overrides)
-    if trace is not None:
-        check_folder(trace)
-    if plot is not None:
-        check_plot(plot)
-    prediction = prediction_of(chosen)
+    if ranks is not None and trace is None:
+        raise InputError("--ranks says whose timelines --trace writes: give --trace DIR too")
+    chosen = _parse_ranks(ranks) if ranks is not None else None
+    prediction = Prediction(read_scenario(scenario, overrides))
+    _check_all(
+        (lambda: check_ranks(chosen, prediction.cluster.size)) if chosen is not None and chosen != "all" else None,
+        (lambda: check_trace_folder(trace)) if trace is not None else None,
+        (lambda: check_plot(plot)) if plot is not None else None,
+    )
     told = report(prediction, planner=planner)
     if trace is not None:
-        program = prediction.program(prediction.shown_sync)
-        write_trace(prediction.trace, trace, program=program, cluster=prediction.cluster)
+        click.echo(written_traces(prediction, trace, ranks=chosen).sentence(), err=True)
     if plot is not None:
-        _draw(plot, lambda plots: plots.plot_step(prediction.trace, told.breakdown))
+        which, _ = step_names(prediction)
+        _draw(plot, lambda plots: plots.plot_step(prediction.trace, told.breakdown, which=which))
     _print(told.to_dict() if as_json else told.to_text())
 
 
@@ -73,7 +101,7 @@ def predict(
 @_json
 @click.option(
     "--csv",
-    type=click.Path(path_type=Path),
+    type=_Named(path_type=Path),
     metavar="FILE",
     help="Write the rows as CSV, and keep finished ones beside it to go on from.",
 )
@@ -94,10 +122,10 @@ def compare(
     from foreshard.simulator.sweep_store import store_beside
 
     x = _numeric_key(varied) if plot is not None else ""
-    if plot is not None:
-        check_plot(plot)
-    if csv is not None:
-        check_writable(csv)
+    _check_all(
+        (lambda: check_plot(plot)) if plot is not None else None,
+        (lambda: check_writable(csv)) if csv is not None else None,
+    )
     found = comparison_of(scenario, varied, overrides, jobs=jobs, keep=None if csv is None else store_beside(csv))
     if csv is not None:
         write_text(csv, found.to_csv())
@@ -114,6 +142,27 @@ def presets(as_json: bool) -> None:
 
     sections = catalogue.shipped()
     _print(sections if as_json else catalogue.to_text(sections))
+
+
+def _parse_ranks(text: str) -> list[int] | Literal["all"]:
+    if text.strip() == "all":
+        return "all"
+    try:
+        return [int(part) for part in text.split(",")]
+    except ValueError:
+        raise InputError(f"--ranks {text!r} is not a list of ranks: write all, or numbers such as 0,5") from None
+
+
+def _check_all(*checks: Callable[[], object] | None) -> None:
+    """Return if no check refuses; raises one InputError with every mistake."""
+    problems: list[str] = []
+    for check in filter(None, checks):
+        try:
+            check()
+        except InputError as error:
+            problems.extend(error.problems)
+    if problems:
+        raise InputError(problems)
 
 
 def _numeric_key(varied: Sequence[str]) -> str:

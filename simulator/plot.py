@@ -135,11 +135,14 @@ class _Bar(NamedTuple):
     label: str
 
 
-def plot_timeline(trace: StepTrace, ranks: Sequence[int] | None = None, ax: Axes | None = None) -> Axes:
+def plot_timeline(
+    trace: StepTrace, ranks: Sequence[int] | None = None, ax: Axes | None = None, *, which: str = ""
+) -> Axes:
     """Axes with what `ranks` do during one steady-state step, in ms, one lane a stream; pale parts wait for others.
 
     `ranks` None takes the slowest and the one that waits most. What a pipeline does ahead for later batches appears
-    where it runs in the step, as every step does it for the next ones. Raises InputError for ranks not in the trace.
+    where it runs in the step, as every step does it for the next ones. `which` says in the title which of several kinds
+    of step it is. Raises InputError for ranks not in the trace.
     """
     titles = _telling(trace) if ranks is None else {rank: f"rank {rank}" for rank in ranks}
     if wrong := [rank for rank in titles if not 0 <= rank < trace.world_size]:
@@ -154,7 +157,8 @@ def plot_timeline(trace: StepTrace, ranks: Sequence[int] | None = None, ax: Axes
         _label_lanes(axes, height, titles)
         note = "; pale: waits for other ranks" if any(bar.wait > 0 for bar in bars) else ""
         axes.set_xlabel(f"time in the step, ms{note}")
-        axes.set_title(f"One {trace.source} step of {trace.world_size} ranks: {format_ms(trace.step_time_s)}", pad=22)
+        title = f"One {trace.source} step of {trace.world_size} ranks: {format_ms(trace.step_time_s)}"
+        axes.set_title(title + (f" ({which})" if which else ""), pad=22)
         stages = [stage for stage in STAGES if any(op.stage == stage for op in trace.ops)]
         draw_legend(axes, {words(stage): STAGE_COLOURS[stage] for stage in stages})
         _label_bars(axes, bars)
@@ -210,7 +214,7 @@ def _label_bars(axes: Axes, bars: Sequence[_Bar]) -> None:
     scale = points_per_unit(axes)
     for bar in bars:
         room = (bar.end - bar.start - bar.wait) * scale - 2
-        for text, size in ((bar.label, 7.0), ("_\n".join(bar.label.rsplit("_", 1)), 6.0)):
+        for text, size in ((bar.label, 7.0), ("\n".join(bar.label.rsplit("_", 1)), 6.0)):
             if max(map(len, text.split("\n"))) * size * GLYPH < room:
                 style: dict[str, Any] = {"fontsize": size, "color": ink_on(bar.colour), "linespacing": 0.9}
                 axes.text((bar.start + bar.wait + bar.end) / 2, bar.y, text, ha="center", va="center", **style)
@@ -220,18 +224,22 @@ def _label_bars(axes: Axes, bars: Sequence[_Bar]) -> None:
 # Both
 
 
-def plot_step(trace: StepTrace, step: Step | None = None, ranks: Sequence[int] | None = None) -> Figure:
+def plot_step(
+    trace: StepTrace, step: Step | None = None, ranks: Sequence[int] | None = None, *, which: str = ""
+) -> Figure:
     """A figure of one step: where its time goes above, its timeline below.
 
     `step` is what the breakdown shows (a report averages steps with and without replica synchronisation); None takes
-    the trace itself.
+    the trace itself. `which` says in the timeline's title which of several kinds of step it shows.
     """
     lanes = len({op.stream for op in trace.ops}) * (len(_telling(trace)) if ranks is None else len(ranks))
     with house_style() as pyplot:
         heights = [1.9, 1.2 + 0.27 * lanes]
         figure, (above, below) = pyplot.subplots(2, 1, figsize=(10.0, sum(heights)), height_ratios=heights)
         plot_stages(trace if step is None else step, ax=above)
-        plot_timeline(trace, ranks, ax=below)
+        if which and step is not None:
+            above.set_title(f"{above.get_title('left')}, average over all kinds of step", pad=34)
+        plot_timeline(trace, ranks, ax=below, which=which)
         below.get_legend().remove()  # the same colours as above
         below.set_title(below.get_title("left"), pad=8)
     return cast("Figure", figure)

@@ -192,6 +192,11 @@ def _sync(report: Report) -> Section:
             rows.append((f"{name}: without, weights, gradients", told))
     configured = {"weights": every, "gradients": "exchanging gradients every step"}.get(sync.sync, "fully sharded")
     notes = [f"configured: {configured}; {sync.sentence()}"]
+    if sync.sync == "weights" and sync.sync_interval > 1:
+        notes.append(
+            "stages above are the average over all steps; a timeline and its plot show the step without "
+            "synchronisation, and --trace writes the other one into the folder sync_step"
+        )
     if placements is not None:
         notes.append(f"averaging weights, {placements.sentence()}")
     if report.heading.optimizer == "rowwise_adagrad":

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from foreshard.topologies.errors import InputError
 
-__all__ = ["check_folder", "check_writable", "replaced", "write_text"]
+__all__ = ["check_folder", "check_writable", "make_folder", "replaced", "write_text"]
 
 
 def check_writable(path: str | Path) -> None:
@@ -37,7 +37,24 @@ def _check_name(target: Path) -> None:
 
 
 def check_folder(path: str | Path) -> None:
-    """Return if files can be written into the folder `path`, which is created if need be; raises InputError."""
+    """Return if files can be written into the folder `path`, or it could be created; raises InputError."""
+    folder = Path(path)
+    there = folder
+    while not os.path.lexists(there) and there != there.parent:
+        there = there.parent
+    if not os.path.isdir(there):
+        which = "name a folder" if there == folder else f"no folder can be below it: name another than {folder}"
+        raise InputError(f"{there}: is a file: {which}")
+    try:
+        _check_name(there / folder.name)
+        with tempfile.TemporaryFile(dir=there):
+            return
+    except OSError as error:
+        raise InputError(f"{folder}: cannot be written: {error.strerror or error}") from None
+
+
+def make_folder(path: str | Path) -> None:
+    """Create the folder `path`, and those above it, if need be; raises InputError."""
     folder = Path(path)
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -45,7 +62,6 @@ def check_folder(path: str | Path) -> None:
         raise InputError(f"{folder}: is a file: name a folder") from None
     except OSError as error:
         raise InputError(f"{folder}: cannot be created: {error.strerror or error}") from None
-    check_writable(folder / "part")
 
 
 @contextmanager

@@ -53,7 +53,8 @@ class Foreshard:
     def __call__(self, *arguments: str, code: int = 0) -> str:
         assert cli.run(list(arguments)) == code
         said = self.capsys.readouterr()
-        assert (said.err if code == 0 else said.out) == ""
+        assert (said.out if code else "" if "--trace" in arguments else said.err) == ""
+        self.said = said.err
         return said.out if code == 0 else said.err
 
     def json(self, *arguments: str) -> Any:
@@ -112,6 +113,77 @@ def test_trace_writes_a_timeline_for_every_rank(foreshard: Foreshard, job: str, 
     files = sorted((tmp_path / "out").iterdir())
     assert len(files) == 16
     assert json.loads(files[0].read_text())["traceEvents"]
+    assert foreshard.said == f"{tmp_path / 'out'}: timelines of all 16 ranks\n"
+
+
+def test_timelines_of_an_earlier_run_give_way(foreshard: Foreshard, job: str, tmp_path: Path) -> None:
+    """Ranks of two runs never lie beside each other; what is not foreshard's stays."""
+    out = tmp_path / "out"
+    in_2d = ["--set", "layout.sharding_group_size=8", "--set", "layout.sync_interval=10"]
+    foreshard("predict", job, "--trace", str(out), *in_2d)
+    (out / "notes.txt").write_text("mine")
+    assert len(list(out.glob("rank*"))) == len(list((out / "sync_step").iterdir())) == 16
+    foreshard("predict", job, "--trace", str(out), "--ranks", "0,3", "--set", "cluster.nodes=1")
+    assert sorted(path.name for path in out.iterdir()) == [
+        "notes.txt", "rank0000.pt.trace.json", "rank0003.pt.trace.json",
+    ]  # fmt: skip
+    assert "2 of 8 ranks, 0 (asked for), 3 (asked for); 30 timelines of an earlier run removed" in foreshard.said
+
+
+@pytest.mark.parametrize("place", ["out", "out/sync_step"])
+def test_a_timeline_of_someone_else_is_not_replaced(foreshard: Foreshard, job: str, tmp_path: Path, place: str) -> None:
+    theirs = tmp_path / place / "rank0001.pt.trace.json"
+    theirs.parent.mkdir(parents=True)
+    theirs.write_text('{"traceEvents": []}')
+    said = foreshard("predict", job, "--trace", str(tmp_path / "out"), code=2)
+    assert "holds rank0001.pt.trace.json, which foreshard did not write: name another folder" in said
+    assert [path for path in tmp_path.rglob("*") if path.is_file() and path.suffix == ".json"] == [theirs]
+
+
+def test_a_step_that_synchronises_now_and_then_is_written_beside_the_plain_one(
+    foreshard: Foreshard, job: str, tmp_path: Path
+) -> None:
+    """The other step lies in sync_step, moves the replicas' weights and lasts longer; each file says which it is."""
+    out = tmp_path / "out"
+    changes = ["layout.sharding_group_size=8", "layout.sync_interval=10"]
+    text = foreshard("predict", job, "--trace", str(out), *(part for change in changes for part in ("--set", change)))
+    plain, other = (json.loads((folder / "rank0000.pt.trace.json").read_text()) for folder in (out, out / "sync_step"))
+    assert plain["foreshard"]["step"] == "a step without replica synchronisation, 9 of 10"
+    assert other["foreshard"]["step"] == "a step that averages replicas, 1 of 10"
+    assert other["foreshard"]["step_time_us"] > plain["foreshard"]["step_time_us"]
+    stages = [
+        {event["args"].get("Process Group Description") for event in one["traceEvents"]} for one in (plain, other)
+    ]
+    assert len(stages[1] - stages[0]) == 1  # the replica group
+    assert "a timeline and its plot show the step without synchronisation" in " ".join(text.split())
+    assert "a step without replica synchronisation, 9 of 10; sync_step: a step that averages" in foreshard.said
+
+
+@pytest.mark.parametrize(
+    ("arguments", "why"),
+    [
+        (["--ranks", "0"], "give --trace DIR too"),
+        (["--trace", "new", "--ranks", "0,x"], "is not a list of ranks: write all, or numbers such as 0,5"),
+        (["--trace", "new", "--ranks", "16,-1"], "ranks [16, -1] are not in the trace: it has ranks 0 to 15"),
+        (["--trace", ""], "is empty: give a name"),
+        (["--plot", ""], "is empty: give a name"),
+        (["--trace", "a/b", "--plot", "none/x.png"], "none/x.png: the folder none does not exist"),
+        (["--trace", "new", "--set", "workload.dense.data_type=fp8", "--set", "cluster.preset=p4d.24xlarge"], "fp8"),
+        (["--trace", "new", "--set", "workload.dense={ parameters = 1 }"], "forward_flops_per_sample"),
+    ],
+)
+def test_what_is_refused_leaves_no_folder(
+    foreshard: Foreshard, job: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str], why: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(prediction, "simulate_program", lambda *_: pytest.fail("simulated"))
+    assert why in foreshard("predict", job, *arguments, code=2)
+    assert [path.name for path in tmp_path.iterdir()] == ["job.toml"]
+
+
+def test_mistakes_of_all_outputs_are_told_at_once(foreshard: Foreshard, job: str, tmp_path: Path) -> None:
+    said = foreshard("predict", job, "--trace", job, "--plot", str(tmp_path / "x.bmp"), "--ranks", "99", code=2)
+    assert said.startswith("error: 3 mistakes:")
 
 
 def test_plots_are_written_as_png(foreshard: Foreshard, job: str, tmp_path: Path) -> None:

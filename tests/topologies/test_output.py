@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from foreshard.topologies.errors import InputError
-from foreshard.topologies.output import check_folder, check_writable, replaced, write_text
+from foreshard.topologies.output import check_folder, check_writable, make_folder, replaced, write_text
 
 
 def test_a_file_appears_only_when_all_of_it_is_written(tmp_path: Path) -> None:
@@ -48,11 +49,18 @@ def test_an_unwritable_path_says_why(tmp_path: Path) -> None:
             check_writable(path)
 
 
-def test_a_folder_is_made_and_a_file_in_its_place_is_refused(tmp_path: Path) -> None:
+def test_a_folder_is_checked_without_being_made(tmp_path: Path) -> None:
     check_folder(tmp_path / "a" / "b")
+    assert not list(tmp_path.iterdir())
+    make_folder(tmp_path / "a" / "b")
     assert (tmp_path / "a" / "b").is_dir()
+    check_folder(tmp_path / "a" / "b")
+
+
+@pytest.mark.parametrize("refuse", [check_folder, make_folder])
+def test_a_file_in_the_place_of_a_folder_is_refused(refuse: Callable[[Path], None], tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(InputError, match="is a file: name a folder"):
-        check_folder(tmp_path / "file")
-    with pytest.raises(InputError, match="cannot be created"):
-        check_folder(tmp_path / "file" / "below")
+    for path in (tmp_path / "file", tmp_path / "file" / "below", tmp_path / ("x" * 300), Path("/proc/none/below")):
+        with pytest.raises(InputError):
+            refuse(path)
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
