@@ -194,13 +194,17 @@ class Engine:
         joined = self._joined[node]
         np.add.at(joined, groups, 1)
         touched = np.unique(groups)
-        for group in touched[joined[touched] == work.groups.sizes[touched]]:
+        idle = []  # nothing to move, as in a group of one rank
+        for group in touched[joined[touched] == work.groups.sizes[touched]].tolist():
+            members = work.groups.members[group]
             begun = float(self._joined_at[node][group])
-            self._begun[node, work.groups.members[group]] = begun
-            self._phase[node, int(group)] = -1
-            if not self._advance((node, int(group)), begun):  # nothing to move, as in a group of one rank
-                members = work.groups.members[group]
-                self._todo.append(partial(self._complete, node, members, np.full(len(members), begun)))
+            self._begun[node, members] = begun
+            self._phase[node, group] = -1
+            if not self._advance((node, group), begun):
+                idle.append(members)
+        if idle:
+            ranks = np.concatenate(idle)
+            self._todo.append(partial(self._complete, node, ranks, self._begun[node, ranks]))
 
     def _lower(self, node: int) -> tuple[Lowered, ...]:
         index = node % len(self._ops)

@@ -54,19 +54,22 @@ def expected_demand_of_plans(
     ]
     if layout.even:
         return demands[0]
-    rounds = _expected_rounds(workload, plans, layout, optimizer) if count_rows else ()
-    return _joined(layout, parts, demands, rounds)
+    batch_size = workload.batch_size if count_rows else None
+    return _joined(layout, parts, demands, _expected_rounds(batch_size, plans, layout, optimizer))
 
 
 def _expected_rounds(
-    workload: Workload, plans: Plans, layout: ResolvedLayout, optimizer: Optimizer
+    batch_size: int | None, plans: Plans, layout: ResolvedLayout, optimizer: Optimizer
 ) -> tuple[ReplicaDemand, ...]:
+    """What replicas synchronise; without a batch size distinct rows are left out."""
     overlap = Overlap(plans, layout)
     if not overlap.tables:
         return ()
 
     def distinct(ranks: int) -> list[FloatArray]:
-        return [_distinct(table, workload.batch_size, ranks) for table in overlap.tables]
+        if batch_size is None:
+            return [np.full(table.pieces, np.nan) for table in overlap.tables]
+        return [_distinct(table, batch_size, ranks) for table in overlap.tables]
 
     touched = [distinct(part.layout.group_size) for part in layout.by_size()]
     return overlap.demand(touched, overlap.size_of, distinct(layout.world_size), optimizer)

@@ -115,7 +115,7 @@ class Prediction:
     @cached_property
     def memory_demand(self) -> Demand:
         """The demand as far as memory depends on it: unless replicas exchange rows, distinct rows are left out."""
-        exchanged = self.layout.replicas > 1 and (self.scenario.layout.sync == "gradients" or not self.layout.even)
+        exchanged = self.layout.replicas > 1 and self.scenario.layout.sync == "gradients"
         if exchanged or "demand" in self.__dict__ or self.scenario.execution.routing != "expected":
             return self.demand
         return self._demand(count_rows=False)

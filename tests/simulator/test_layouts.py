@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from foreshard.simulator.document import to_toml
 from foreshard.simulator.layout import Layout, resolve_layout
+from foreshard.simulator.memory import predict_memory
 from foreshard.simulator.placement import resolve_plan_by_size
 from foreshard.simulator.plan_demand import exact_demand_of_plans, expected_demand_of_plans
 from foreshard.simulator.prediction import Prediction
@@ -328,6 +329,19 @@ def test_node_kinds_use_the_nodes_of_each_group():
     assert {len(members) for members in inside.groups.members} == {8}
     assert sorted(len(members) for members in across.groups.members) == [1] * 8 + [2] * 8
     assert source.trace.step_time_s > 0
+
+
+@pytest.mark.parametrize("sync", ["weights", "gradients", "fully_sharded"])
+@pytest.mark.parametrize("groups", [None, ((0, 1, 2, 3), (4, 5, 6, 7)), ((0, 1), (2, 3, 4, 5, 6, 7))])
+def test_memory_without_distinct_rows_is_the_memory(sync, groups):
+    """What advice tries leaves out distinct rows where memory does not depend on them."""
+    if sync == "fully_sharded" and groups is not None and len(groups[0]) == 2:
+        return
+    what = scenario(Layout(groups=groups, sync=sync))
+    whole, lean = Prediction(what), Prediction(what)
+    parts = (what, whole.cluster, whole.layout, whole.sharded)
+    told = predict_memory(*parts, whole.demand), predict_memory(*parts, lean.memory_demand)
+    assert told[0].per_rank_bytes.tobytes() == told[1].per_rank_bytes.tobytes()
 
 
 # -- fully sharded -----------------------------------------------------------------------------------------------
