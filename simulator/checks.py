@@ -27,8 +27,11 @@ __all__ = ["MAX_NODES", "check_dense", "check_tables", "check_together", "resolv
 MAX_NODES = 65_536  # half a million GPUs; far past what one machine simulates, and a slip of the finger beyond
 
 
-def resolve_cluster(choice: ClusterChoice, problems: list[str]) -> Cluster | None:
-    """Return the machine of a scenario, or None after adding a sentence for each mistake to `problems`."""
+def resolve_cluster(choice: ClusterChoice, problems: list[str], conflicts: list[str]) -> Cluster | None:
+    """Return the machine of a scenario, or None after adding a sentence for each mistake to `problems`.
+
+    What is wrong with these nodes or their damage, and not with the machine itself, is added to `conflicts`.
+    """
     if (choice.preset is None) == (choice.file is None):
         given = "both preset and file are given: keep one" if choice.preset else "give preset or file"
         problems.append(f"cluster: {given}")
@@ -45,7 +48,8 @@ def resolve_cluster(choice: ClusterChoice, problems: list[str]) -> Cluster | Non
         return load_cluster(choice)
     except InputError as error:
         where = f"{error.where}: " if error.where else ""
-        problems.extend(some([f"cluster: {where}{problem}" for problem in error.problems]))
+        own = choice.file is not None and error.where == choice.file
+        (problems if own else conflicts).extend(some([f"cluster: {where}{problem}" for problem in error.problems]))
         return None
 
 

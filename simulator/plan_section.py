@@ -49,20 +49,27 @@ def expand_shorthand(plan: Any) -> None:
 
 
 def read_plan(
-    plan: Any, tables: Sequence[Table], names: Sequence[str] | None, problems: list[str], notes: list[Assumption]
+    plan: Any,
+    tables: Sequence[Table],
+    names: Sequence[str] | None,
+    problems: list[str],
+    notes: list[Assumption],
+    conflicts: list[str] | None = None,
 ) -> Plan | None:
     """Return the plan as far as it could be read, its rules applied to `tables`; None if its default could not be.
 
     The order of precedence is plan.tables, the first rule that covers a table, plan.default. A rule that covers no
-    table is told in `notes`, every mistake in `problems`. `names` are all table names, also of tables that could not
-    be read; None if unknown.
+    table is told in `notes`, a table that this workload does not have in `conflicts`, every other mistake in
+    `problems`. `names` are all table names, also of tables that could not be read; None if unknown.
     """
     if not isinstance(plan, dict):
         problems.append(f"plan = {shown(plan)}: expected a table [plan] with the keys {', '.join(_KEYS)}")
         return None
     problems.extend(unknown_key(("plan", key), _KEYS) for key in plan if key not in _KEYS)
     default = validated(TableSharding, plan.get("default", {"sharding": "row_wise"}), ("plan", "default"), problems)
-    exceptions = dict(_exceptions(plan.get("tables", {}), names, problems))
+    exceptions = dict(
+        _exceptions(plan.get("tables", {}), names, problems, problems if conflicts is None else conflicts)
+    )
     rules = list(_rules(plan.get("rules", []), problems))
     ruled = _apply(rules, [table for table in tables if table.name not in exceptions], notes)
     if default is None:
@@ -71,7 +78,9 @@ def read_plan(
     return Plan(default=default, tables=tuple((name, shardings[name]) for name in names or () if name in shardings))
 
 
-def _exceptions(tables: Any, names: Sequence[str] | None, problems: list[str]) -> Iterator[tuple[str, TableSharding]]:
+def _exceptions(
+    tables: Any, names: Sequence[str] | None, problems: list[str], conflicts: list[str]
+) -> Iterator[tuple[str, TableSharding]]:
     path: Path = ("plan", "tables")
     if not isinstance(tables, dict):
         problems.append(f"plan.tables = {shown(tables)}: expected a table per table name, as in [plan.tables.user_id]")
@@ -80,7 +89,7 @@ def _exceptions(tables: Any, names: Sequence[str] | None, problems: list[str]) -
     for name, value in tables.items():
         if names is not None and name not in known:
             hint = did_you_mean(name, names[:10_000]) or f"; the workload's are {_some(names)}"
-            problems.append(f"{toml_path((*path, name))}: the workload has no table {name!r}{hint}")
+            conflicts.append(f"{toml_path((*path, name))}: the workload has no table {name!r}{hint}")
         sharding = validated(TableSharding, value, (*path, name), problems)
         yield name, sharding or _UNREAD
 

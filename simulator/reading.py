@@ -41,7 +41,7 @@ from foreshard.simulator.tablesets import changed_tables, table_set_document
 from foreshard.simulator.validation import validated
 from foreshard.simulator.workload import Dense, Table, Workload
 from foreshard.topologies.cluster import Cluster
-from foreshard.topologies.errors import InputError
+from foreshard.topologies.errors import ContradictionError, InputError
 
 __all__ = ["read_scenario"]
 
@@ -67,7 +67,8 @@ _READ_APART = ("tables", "all_tables", "dense", "replay", "families")
 def read_scenario(source: str | Path | Mapping[str, Any] | Scenario, overrides: Iterable[str] = ()) -> Scenario:
     """Return the scenario of a file, a shipped name, a document or another scenario, changed by `overrides`.
 
-    Overrides are written "layout.sharding_group_size=8". Raises InputError with every mistake found.
+    Overrides are written "layout.sharding_group_size=8". Raises InputError with every mistake found, ContradictionError
+    if every part is right by itself.
     """
     changes = tuple(overrides)
     opened = _open(source)
@@ -76,7 +77,8 @@ def read_scenario(source: str | Path | Mapping[str, Any] | Scenario, overrides: 
     scenario = reading.scenario()
     if scenario is None:
         set_to = (f"--set {shown_path(change)}" for change in changes)
-        raise InputError(reading.problems, where=" ".join([opened.where, *set_to]))
+        kind = InputError if reading.problems else ContradictionError
+        raise kind([*reading.problems, *reading.conflicts], where=" ".join([opened.where, *set_to]))
     return scenario
 
 
@@ -109,13 +111,17 @@ def _open(source: str | Path | Mapping[str, Any] | Scenario) -> _Opened:
 
 
 class _Reading:
-    """One document on its way to a scenario; `problems` collects a sentence for each mistake."""
+    """One document on its way to a scenario; `problems` collects a sentence for each mistake.
+
+    `conflicts` collects those of parts that are right by themselves.
+    """
 
     def __init__(self, opened: _Opened) -> None:
         self.document = opened.document
         self.folder = opened.folder
         self.name = opened.name
         self.problems: list[str] = []
+        self.conflicts: list[str] = []
         self.notes: list[Assumption] = []
         self.tables: tuple[Table, ...] = ()
         self.dense: Dense | None = None
@@ -189,18 +195,19 @@ class _Reading:
         self._check_head()
         cluster, layout = self._cluster(), self._layout()
         workload = self._workload()
-        plan = read_plan(self.document.get("plan", {}), self.tables, self.table_names, self.problems, self.notes)
+        written, notes = self.document.get("plan", {}), self.notes
+        plan = read_plan(written, self.tables, self.table_names, self.problems, notes, self.conflicts)
         comms, execution = self._section(Comms, "comms"), self._execution()
         constants = read_constants(self.document.get("constants", {}), self.problems)
         machine = self._check_machine(cluster, layout, plan)
         if machine and workload and self.recorded and execution and execution.routing == "replayed":
-            problems, notes = check_samples(self.recorded, workload, machine.size)
-            self.problems += problems
-            self.notes += notes
+            too_few, repeated = check_samples(self.recorded, workload, machine.size)
+            self.conflicts += too_few
+            self.notes += repeated
         settled = [*self.settled, ("workload", "all_tables")] if _TABLES in self.settled else self.settled
         own = _unsettled(self._assumptions(self.document.get("assumptions", [])), settled)
         told = {note.name for note in self.notes if note.name == "workload.replay"}  # read again, and told anew
-        if self.problems or not (cluster and workload and plan and layout and comms and execution):
+        if self.problems or self.conflicts or not (cluster and workload and plan and layout and comms and execution):
             return None
         return Scenario(
             cluster=cluster,
@@ -216,9 +223,9 @@ class _Reading:
         )
 
     def _check_machine(self, cluster: ClusterChoice | None, layout: Layout | None, plan: Plan | None) -> Cluster | None:
-        machine = resolve_cluster(cluster, self.problems) if cluster else None
+        machine = resolve_cluster(cluster, self.problems, self.conflicts) if cluster else None
         if machine is not None:
-            self.problems += check_together(machine, self.tables, self.dense, layout, plan)
+            self.conflicts += check_together(machine, self.tables, self.dense, layout, plan)
         return machine
 
     def _check_head(self) -> None:

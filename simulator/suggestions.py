@@ -115,9 +115,9 @@ def expectation(annotation: Any, given: object = None) -> str:
 def _is_far(bound: object, given: object) -> bool:
     """Whether a bound need not be told: one that only a slip of the finger reaches, and `given` has not reached it."""
     match bound:
-        case Le(le=high) if high >= _FAR:
+        case Le(le=int() | float() as high) if high >= _FAR:
             return not any(number > high for number in _numbers(given))
-        case Ge(ge=low) if 0 < low <= 1 / _FAR:
+        case Ge(ge=int() | float() as low) if 0 < low <= 1 / _FAR:
             return not any(0 < number < low for number in _numbers(given))
     return False
 

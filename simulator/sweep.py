@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from itertools import product
 from pathlib import Path
-from textwrap import shorten
+from textwrap import fill, shorten
 from typing import TYPE_CHECKING, Any
 
 from tabulate import tabulate
@@ -23,7 +23,7 @@ from foreshard.simulator.reading import read_scenario
 from foreshard.simulator.report import report
 from foreshard.simulator.scenario import Scenario
 from foreshard.simulator.sweep_store import RowStore, inputs_sha256
-from foreshard.topologies.errors import ForeshardError, InputError, MissingDependencyError
+from foreshard.topologies.errors import ContradictionError, ForeshardError, InputError, MissingDependencyError
 from foreshard.topologies.units import format_bytes
 
 if TYPE_CHECKING:
@@ -38,6 +38,7 @@ Measures = dict[str, float | bool | int]
 _MEASURES = ("step_time_s", "samples_per_s", "speedup", "scaling_efficiency", "all_to_all_s", "memory_fits")
 _PAIRED = "([{", ")]}"
 _PROBLEM_WIDTH = 100
+_WIDTH = 120
 _IDEAL = "of ideal"
 
 
@@ -64,7 +65,14 @@ class Comparison:
             ideal = headers.index(_IDEAL)
             headers, *body = ([*line[:ideal], *line[ideal + 1 :]] for line in (headers, *body))
         align = ["right"] * (len(headers) - 1) + ["left"]
-        return f"{tabulate(body, headers, tablefmt='simple', colalign=align, disable_numparse=True)}\n"
+        table = tabulate(body, headers, tablefmt="simple", colalign=align, disable_numparse=True)
+        return "\n".join([table, *self._reasons()]) + "\n"
+
+    def _reasons(self) -> Iterator[str]:
+        """In full why rows cannot be, each reason once."""
+        for problem in dict.fromkeys(row["problem"] for row in self.rows if "problem" in row):
+            if len(f"cannot be: {problem}") > _PROBLEM_WIDTH:
+                yield fill(f"cannot be: {problem}", _WIDTH, subsequent_indent="  ", break_on_hyphens=False)
 
     def to_csv(self) -> str:
         """The rows as CSV: varied keys, measures in seconds and bytes, and the problem of a row that cannot be."""
@@ -102,8 +110,9 @@ def compare(
     """Return the predicted step of every combination of `vary`, {"cluster.nodes": [1, 2]} or ("cluster.nodes=1,2",).
 
     `jobs` > 1 predicts in that many processes through joblib where it is installed. `keep` names a file of finished
-    rows: those whose inputs are unchanged are taken from it, new ones appended. Raises InputError if the scenario is
-    bad by itself or if no combination can be predicted.
+    rows: those whose inputs are unchanged are taken from it, new ones appended. A combination that cannot be, as a
+    sharding group that does not divide its world, becomes a row with its problem. Raises InputError if the scenario or
+    a value is bad by itself, or if no combination can be predicted.
     """
     varied = _varied(vary)
     common = tuple(overrides)
@@ -181,11 +190,9 @@ def _predicted(
 ) -> Iterator[tuple[int, Measures | str]]:
     """Measures of every combination by its index, or why it cannot be; finished ones are stored as they come."""
     waiting: list[tuple[int, Scenario, str]] = []
-    for index, chosen in enumerate(grid):
-        try:
-            scenario = read_scenario(source, (*common, *(f"{key}={value}" for key, value in chosen.items())))
-        except InputError as error:
-            yield index, "; ".join(error.problems)
+    for index, scenario in enumerate(_scenarios(source, common, grid)):
+        if isinstance(scenario, str):
+            yield index, scenario
             continue
         digest = inputs_sha256(scenario)
         known = store.get(digest)
@@ -199,6 +206,24 @@ def _predicted(
         if not isinstance(measures, str):
             store.put(digest, measures)
         yield index, measures
+
+
+def _scenarios(source: Source, common: tuple[str, ...], grid: list[dict[str, str]]) -> list[Scenario | str]:
+    """The scenario of every combination, or why it cannot be; raises InputError with all values bad by themselves."""
+    found: list[Scenario | str] = []
+    bad: dict[str, None] = {}
+    conflicts: set[str] = set()
+    for chosen in grid:
+        try:
+            found.append(read_scenario(source, (*common, *(f"{key}={value}" for key, value in chosen.items()))))
+        except ContradictionError as error:
+            found.append("; ".join(error.problems))
+            conflicts.update(error.problems)
+        except InputError as error:
+            bad.update(dict.fromkeys(error.problems))
+    if bad:
+        raise InputError([problem for problem in bad if problem not in conflicts], where="--vary")
+    return found
 
 
 def _run(
@@ -235,7 +260,7 @@ def _measures(scenario: Scenario) -> Measures | str:
         prediction = Prediction(scenario)
         told = report(prediction, what_if=False)
     except ForeshardError as error:
-        return str(error)
+        return "; ".join(error.problems) if isinstance(error, InputError) else str(error)
     assert told.memory is not None
     assert told.samples_per_s is not None
     return {
@@ -270,7 +295,7 @@ def _scaled(grid: list[dict[str, str]], measures: list[Measures | str]) -> Itera
 
 def _cells(row: Row) -> list[str]:
     if "problem" in row:
-        return ["-"] * 5 + [shorten(f"cannot be: {row['problem']}", _PROBLEM_WIDTH, placeholder=" ...")]
+        return ["-"] * 5 + [shorten(f"cannot be: {row['problem']}", _PROBLEM_WIDTH, placeholder=" ... (below)")]
     fits = "fits" if row["memory_fits"] else "DOES NOT FIT"
     return [
         f"{row['step_time_s'] * 1e3:.3f}",

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 
 __all__ = [
     "BoundViolationError",
+    "ContradictionError",
     "DeadlockError",
     "ForeshardError",
     "InputError",
@@ -35,6 +36,10 @@ class InputError(ForeshardError, ValueError):
             return prefix + self.problems[0]
         lines = "\n".join(f"  - {problem}" for problem in self.problems)
         return f"{prefix}{len(self.problems)} mistakes:\n{lines}"
+
+
+class ContradictionError(InputError):
+    """Parts that are right by themselves cannot be together, as a sharding group that does not divide this world."""
 
 
 class UnitError(InputError):

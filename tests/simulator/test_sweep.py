@@ -75,6 +75,54 @@ def test_a_combination_that_cannot_be_is_a_row_with_its_reason() -> None:
     assert "cannot be: layout.sharding_group_size = 7" in found.to_text()
 
 
+def test_a_long_reason_stands_in_full_below_the_table_and_in_csv() -> None:
+    """Nothing is cut but the cell of the table."""
+    found = compare(SMALL, {"layout.sharding_group_size": [7, 8], "workload.batch_size": [1, 2], "cluster.nodes": [16]})
+    reason = found.rows[0]["problem"]
+    assert reason.endswith("use one of [1, 2, 4, 8, 16, 32, 64, 128]")
+    assert " ".join(found.to_text().split()).count(f"cannot be: {reason}") == 1
+    assert next(iter(csv.DictReader(io.StringIO(found.to_csv()))))["problem"] == reason
+
+
+TYPOS: dict[str, tuple[list[object], str]] = {
+    "comms.forward": (["fp32", "fp9"], 'comms.forward = "fp9"'),
+    "cluster.preset": (["p5.48xlarge", "nope"], 'cluster.preset = "nope"'),
+    "workload.batch_size": ([64, -1], "workload.batch_size = -1"),
+    "workload.tables.t.embedding_dim": ([32, 0], "workload.tables.t.embedding_dim = 0"),
+    "workload.dense.layers": (["[[8, 1]]", "[[8]]"], "workload.dense.layers[0] = [8]"),
+    "plan.default": (["row_wise", "row_wse"], 'plan.default.sharding = "row_wse"'),
+    "layout.placement": (["contiguous", "spread"], 'layout.placement = "spread"'),
+    "execution.seed": ([1, "x"], 'execution.seed = "x"'),
+}
+
+
+def test_all_values_that_are_bad_by_themselves_are_told_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A typo in a grid is a mistake, told once and before any work, however many combinations hold it."""
+    monkeypatch.setattr(sweep, "_measures", lambda scenario: pytest.fail("predicted"))
+    grid = {key: values for key, (values, _) in TYPOS.items()} | {"layout.sharding_group_size": [8, 7]}
+    with pytest.raises(InputError) as caught:
+        compare(SMALL, grid)
+    assert len(caught.value.problems) == len(TYPOS)
+    for _, expected in TYPOS.values():
+        assert sum(problem.startswith(expected) for problem in caught.value.problems) == 1
+
+
+@pytest.mark.parametrize(
+    "vary",
+    [
+        {"layout.sharding_group_size": [8, 16]},
+        {"cluster.nodes": [1, 2], 'cluster.degrade."node1/nic0->*"': [0.5]},
+        {"plan.default.ranks": ["[0]", "[9]"], "plan.default.sharding": ["table_wise"]},
+        {"layout.sync": ["weights", "gradients"], "layout.sync_interval": [10]},
+        {"workload.tables.t.num_embeddings": [1000, 1_000_000_000_000]},
+    ],
+    ids=str,
+)
+def test_what_only_this_combination_cannot_be_is_a_row(vary: dict[str, list[object]]) -> None:
+    found = compare(SMALL, vary)
+    assert sorted("problem" in row for row in found.rows) == [False, True]
+
+
 @pytest.mark.parametrize(
     ("vary", "problem"),
     [
