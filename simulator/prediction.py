@@ -226,7 +226,8 @@ def _launch_waits(op: Op, timeline: Timeline, index: int) -> FloatArray:
     """Seconds of a compute span beyond its work: the device waits for launches, [ranks]; none in a collective."""
     if isinstance(op.work, Collective):
         return np.zeros(timeline.end.shape[-1])
-    return np.maximum(timeline.end[-1, index] - timeline.begun[-1, index] - op.work.seconds, 0.0)
+    waited: FloatArray = np.maximum(timeline.end[-1, index] - timeline.begun[-1, index] - op.work.seconds, 0.0)
+    return waited
 
 
 def _describe(op: Op, timeline: Timeline, lowered: Callable[[Op], tuple[Lowered, ...]], index: int) -> OpInfo:

@@ -288,11 +288,11 @@ class _Builder(OpList):
         self.collective("dense_all_reduce", "dense_gradient_sync", stream, work, deps=(Dep(after),))
 
     def dense_optimizer(self) -> None:
-        accesses = self.scenario.workload.dense.num_parameters * _ACCESSES["adam"]
+        accesses = float(self.scenario.workload.dense.num_parameters * _ACCESSES["adam"])
         accesses += self.demand.data_parallel_elements * _ACCESSES[self.scenario.execution.optimizer]
         if not accesses:
             return
-        seconds = self.costs.stream(float(accesses * FULL_BYTES))
+        seconds = self.costs.stream(accesses * FULL_BYTES)
         self.compute(
             "dense_optimizer", "optimizer_update", "compute", seconds, self.costs["optimizer_launches"],
             deps=(Dep("dense_all_reduce"),),
