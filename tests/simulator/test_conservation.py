@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
+
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -10,11 +12,24 @@ from foreshard.simulator.collectives import lower
 from foreshard.simulator.layout import Layout
 from foreshard.simulator.prediction import Prediction
 from foreshard.simulator.program import Collective
-from foreshard.simulator.scenario import ClusterChoice, Execution, Scenario
-from foreshard.simulator.sharding import Plan, TableSharding
-from foreshard.simulator.workload import Access, Dense, Table, Workload
+from foreshard.simulator.scenario import ClusterChoice, Comms, Execution, Scenario
+from foreshard.simulator.sharding import Plan, ShardingType, TableSharding
+from foreshard.simulator.workload import Access, DataType, Dense, Table, Workload
 
-KINDS = ("data_parallel", "table_wise", "column_wise", "row_wise", "table_row_wise", "table_column_wise", "grid_shard")
+WIRE: tuple[DataType, ...] = ("fp32", "fp16", "bf16", "fp8", "int8")
+KINDS: tuple[ShardingType, ...] = (
+    "data_parallel",
+    "table_wise",
+    "column_wise",
+    "row_wise",
+    "table_row_wise",
+    "table_column_wise",
+    "grid_shard",
+)
+
+
+def kinds_of(table: Table) -> tuple[ShardingType, ...]:
+    return KINDS[:4] if table.pooling == "none" else KINDS
 
 
 @st.composite
@@ -32,8 +47,11 @@ def scenarios(draw: st.DrawFn) -> Scenario:
         )
         for i in range(draw(st.integers(1, 4)))
     )
+    group = draw(st.sampled_from([size for size in (1, 2, 4, 8, 16, 32) if size <= 8 * nodes]))
+    placement = draw(st.sampled_from(["contiguous", "interleaved"]))
+    in_nodes = group >= 8 and (placement == "contiguous" or group == 8 * nodes)  # whole nodes, as some kinds need
     shardings = tuple(
-        (table.name, TableSharding(sharding=draw(st.sampled_from(KINDS[:4] if table.pooling == "none" else KINDS))))
+        (table.name, TableSharding(sharding=draw(st.sampled_from(kinds_of(table) if in_nodes else KINDS[:4]))))
         for table in tables
     )
     return Scenario(
@@ -41,12 +59,15 @@ def scenarios(draw: st.DrawFn) -> Scenario:
         workload=Workload(batch_size=draw(st.integers(1, 64)), tables=tables, dense=Dense(layers=((16, 8, 1),))),
         plan=Plan(tables=shardings),
         layout=Layout(
-            sharding_group_size=draw(st.sampled_from([size for size in (8, 16, 32) if size <= 8 * nodes])),
-            sync=draw(st.sampled_from(["weights", "gradients"])),
+            sharding_group_size=group,
+            placement=placement,
+            sync=draw(st.sampled_from(["weights", "gradients", "fully_sharded"])),
         ),
+        comms=Comms(forward=draw(st.sampled_from(WIRE)), backward=draw(st.sampled_from(WIRE))),
         execution=Execution(
             pipeline=draw(st.sampled_from(["base", "sparse_dist"])),
             routing=draw(st.sampled_from(["expected", "sampled"])),
+            dedup=draw(st.booleans()),
         ),
     )
 
@@ -97,3 +118,79 @@ def test_the_same_scenario_gives_the_same_trace(scenario: Scenario) -> None:
     assert first.step_time_s == second.step_time_s
     assert (first.start_s == second.start_s).all()
     assert (first.end_s == second.end_s).all()
+
+
+@settings(max_examples=40)
+@given(scenario=scenarios())
+def test_in_every_all_to_all_what_is_sent_is_received(scenario: Scenario) -> None:
+    """Stage by stage and group by group: bytes out over the members equal bytes in, and are those of the matrix."""
+    for op in Prediction(scenario).program("weights" if scenario.layout.sync == "weights" else None).ops:
+        if not isinstance(op.work, Collective) or op.work.kind != "all_to_all":
+            continue
+        for group in range(len(op.work.groups)):
+            pairs = op.work.traffic_of(group)
+            matrix = pairs.to_matrix()
+            assert matrix.shape == (op.work.groups.sizes[group],) * 2
+            assert (matrix >= 0).all()
+            off = matrix - np.diag(np.diag(matrix))
+            assert np.allclose(pairs.bytes_out(), off.sum(axis=1), rtol=1e-9, atol=1e-6), op.name
+            assert np.allclose(pairs.bytes_in(), off.sum(axis=0), rtol=1e-9, atol=1e-6), op.name
+            assert np.isclose(pairs.bytes_out().sum(), pairs.bytes_in().sum(), rtol=1e-9, atol=1e-6), op.name
+
+
+@settings(max_examples=40)
+@given(scenario=scenarios())
+def test_what_enters_a_rank_of_a_group_left_another(scenario: Scenario) -> None:
+    """Of every collective, lowered to flows: each phase brings to the GPUs exactly what it takes from them."""
+    prediction = Prediction(scenario)
+    cluster = prediction.cluster
+    ends = [cluster.link_name(link).split("->") for link in range(len(cluster.link_usable))]
+    out = np.array(["/gpu" in src for src, _ in ends])
+    into = np.array(["/gpu" in dst for _, dst in ends])
+    for op in prediction.program(prediction.shown_sync).ops:
+        if isinstance(op.work, Collective):
+            for lowered in lower(cluster, op.work):
+                for phase in lowered.phases:
+                    left, came = phase.nbytes[out[phase.links]].sum(), phase.nbytes[into[phase.links]].sum()
+                    assert np.isclose(left, came, rtol=1e-9, atol=1e-6), (op.name, lowered.algorithm)
+
+
+@settings(max_examples=40)
+@given(scenario=scenarios())
+def test_switches_pass_on_what_comes_in(scenario: Scenario) -> None:
+    """Switch by switch, the all-to-alls of a step bring as many bytes into every kind of switch as leave it."""
+    prediction = Prediction(scenario)
+    cluster = prediction.cluster
+    moved = np.zeros(len(cluster.link_usable))
+    for op in prediction.program(prediction.shown_sync).ops:
+        if isinstance(op.work, Collective) and op.work.kind == "all_to_all":
+            for lowered in lower(cluster, op.work):
+                for phase in lowered.phases:
+                    np.add.at(moved, phase.links, phase.nbytes)
+    balance: dict[str, float] = defaultdict(float)
+    through: dict[str, float] = defaultdict(float)
+    for link, nbytes in enumerate(moved.tolist()):
+        src, dst = cluster.link_name(link).split("->")
+        balance[dst] += nbytes
+        balance[src] -= nbytes
+        through[dst] += nbytes
+    switches = [name for name in balance if "gpu" not in name]
+    assert any("nvswitch" in name for name in switches)
+    assert any("leaf" in name for name in switches) or cluster.nodes == 1
+    for name in switches:
+        assert abs(balance[name]) <= 1e-9 * through[name] + 1e-6, name
+
+
+@settings(max_examples=40)
+@given(scenario=scenarios())
+def test_reductions_and_gathers_move_at_least_their_closed_form(scenario: Scenario) -> None:
+    """All phases together put (n - 1) / n of the size or more on the links, whatever the algorithm."""
+    prediction = Prediction(scenario)
+    program = prediction.program(prediction.shown_sync)
+    for op in program.ops:
+        if not isinstance(op.work, Collective) or op.work.kind == "all_to_all":
+            continue
+        for group, lowered in enumerate(lower(prediction.cluster, op.work)):
+            size, nbytes = int(op.work.groups.sizes[group]), op.work.nbytes_of(group)
+            moved = sum(float(phase.nbytes.sum()) for phase in lowered.phases)
+            assert moved >= nbytes * (size - 1) / size * (1 - 1e-9), op.name
