@@ -13,10 +13,10 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import least_squares
 
-from foreshard.simulator.collectives import lower
-from foreshard.simulator.machine_constants import machine_constants
-from foreshard.simulator.program import CollectiveKind
-from foreshard.simulator.single import alone_s, uniform_collective
+from foreshard.simulator.comms.collectives import lower
+from foreshard.simulator.comms.machine_constants import machine_constants
+from foreshard.simulator.comms.single import alone_s, uniform_collective
+from foreshard.simulator.job.program import CollectiveKind
 from foreshard.topologies.cluster import Cluster
 from foreshard.topologies.machine import Sourced
 

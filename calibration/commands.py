@@ -11,9 +11,9 @@ from tabulate import tabulate
 
 from foreshard.calibration.log_comparison import compare_log
 from foreshard.calibration.nccl_tests import read_nccl_log
-from foreshard.simulator.collectives import ASSUMPTIONS, AllToAll
-from foreshard.simulator.program import CollectiveKind
-from foreshard.simulator.single import CollectiveResult, run_one
+from foreshard.simulator.comms.collectives import ASSUMPTIONS, AllToAll
+from foreshard.simulator.comms.single import CollectiveResult, run_one
+from foreshard.simulator.job.program import CollectiveKind
 from foreshard.topologies.cluster import Cluster
 from foreshard.topologies.commands import open_cluster
 from foreshard.topologies.errors import InputError, UnitError

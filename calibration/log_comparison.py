@@ -10,9 +10,9 @@ from tabulate import tabulate
 from foreshard.calibration.nccl_ratio import fits
 from foreshard.calibration.nccl_row import NcclRow
 from foreshard.calibration.nccl_tests import NcclLog
-from foreshard.simulator.collectives import AllToAll
-from foreshard.simulator.program import CollectiveKind
-from foreshard.simulator.single import CollectiveResult, run_one
+from foreshard.simulator.comms.collectives import AllToAll
+from foreshard.simulator.comms.single import CollectiveResult, run_one
+from foreshard.simulator.job.program import CollectiveKind
 from foreshard.topologies.cluster import Cluster
 from foreshard.topologies.errors import InputError
 from foreshard.topologies.units import format_bytes, format_us

@@ -9,8 +9,8 @@ from typing import Any, Literal
 
 import click
 
-from foreshard.simulator.explain_command import explain_command
-from foreshard.simulator.plan_commands import PLAN_COMMANDS
+from foreshard.simulator.results.explain_command import explain_command
+from foreshard.simulator.torchrec.plan_commands import PLAN_COMMANDS
 from foreshard.topologies.errors import InputError
 from foreshard.topologies.output import check_writable, write_text
 
@@ -62,12 +62,12 @@ def predict(
 
     A key may be any of the scenario's, a table by its name: workload.tables.user_id.access.zipf=0.9.
     """
-    from foreshard.simulator.drawing import check_plot
-    from foreshard.simulator.export import check_ranks, step_names, written_traces
-    from foreshard.simulator.prediction import Prediction
-    from foreshard.simulator.reading import read_scenario
-    from foreshard.simulator.report import report
-    from foreshard.simulator.trace_files import check_trace_folder
+    from foreshard.simulator.files.reading import read_scenario
+    from foreshard.simulator.results.drawing import check_plot
+    from foreshard.simulator.results.export import check_ranks, step_names, written_traces
+    from foreshard.simulator.results.report import report
+    from foreshard.simulator.results.trace_files import check_trace_folder
+    from foreshard.simulator.step.prediction import Prediction
 
     if ranks is not None and trace is None:
         raise InputError("--ranks says whose timelines --trace writes: give --trace DIR too")
@@ -117,9 +117,9 @@ def compare(
     jobs: int,
 ) -> None:
     """Predict SCENARIO for every combination of the varied keys and compare the steps with the first one."""
-    from foreshard.simulator.drawing import check_plot
-    from foreshard.simulator.sweep import compare as comparison_of
-    from foreshard.simulator.sweep_store import store_beside
+    from foreshard.simulator.results.drawing import check_plot
+    from foreshard.simulator.results.sweep import compare as comparison_of
+    from foreshard.simulator.results.sweep_store import store_beside
 
     x = _numeric_key(varied) if plot is not None else ""
     _check_all(
@@ -138,7 +138,7 @@ def compare(
 @_json
 def presets(as_json: bool) -> None:
     """List the shipped machines, table sets and scenarios."""
-    from foreshard.simulator import catalogue
+    from foreshard.simulator.files import catalogue
 
     sections = catalogue.shipped()
     _print(sections if as_json else catalogue.to_text(sections))
@@ -167,8 +167,8 @@ def _check_all(*checks: Callable[[], object] | None) -> None:
 
 def _numeric_key(varied: Sequence[str]) -> str:
     """The key a scaling plot runs over: the nodes if they vary, else the first key that takes only numbers."""
-    from foreshard.simulator.document import parse_override
-    from foreshard.simulator.sweep import parse_vary
+    from foreshard.simulator.files.document import parse_override
+    from foreshard.simulator.results.sweep import parse_vary
 
     grid = dict(parse_vary(text) for text in varied)
     for key in sorted(grid, key=lambda key: key != "cluster.nodes"):
@@ -186,7 +186,7 @@ def _print(told: object) -> None:
 
 
 def _draw(path: Path, make: Callable[[Any], Any]) -> None:
-    from foreshard.simulator import plot as plots
+    from foreshard.simulator.results import plot as plots
 
     plots.save_plot(make(plots), path)
 

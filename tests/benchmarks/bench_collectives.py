@@ -7,10 +7,10 @@ from functools import cache
 import numpy as np
 import pytest
 
-from foreshard.simulator.layout import Groups, Layout, resolve_layout
-from foreshard.simulator.program import Collective
-from foreshard.simulator.single import run_collectives
-from foreshard.simulator.traffic import PairBytes
+from foreshard.simulator.comms.single import run_collectives
+from foreshard.simulator.job.layout import Groups, Layout, resolve_layout
+from foreshard.simulator.job.program import Collective
+from foreshard.simulator.job.traffic import PairBytes
 from foreshard.topologies.presets import load_preset
 
 machine = cache(load_preset)

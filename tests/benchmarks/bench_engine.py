@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from foreshard.simulator.prediction import Prediction, simulate_program
-from foreshard.simulator.reading import read_scenario
+from foreshard.simulator.files.reading import read_scenario
+from foreshard.simulator.step.prediction import Prediction, simulate_program
 
 CASES = {
     "64 ranks, global sharding": ("cluster.nodes=8",),

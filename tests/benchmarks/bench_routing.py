@@ -7,17 +7,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from foreshard.simulator.batches import JaggedBatch
-from foreshard.simulator.dedup import deduplicate
-from foreshard.simulator.exact_demand import exact_demand
-from foreshard.simulator.expectation import expected_demand
-from foreshard.simulator.layout import Layout, resolve_layout
-from foreshard.simulator.placement import resolve_plan
-from foreshard.simulator.routing import route
-from foreshard.simulator.sampling import SampledBatches
-from foreshard.simulator.sharding import Plan, TableSharding
-from foreshard.simulator.tablesets import load_tables
-from foreshard.simulator.workload import Access, Table, Workload
+from foreshard.simulator.files.tablesets import load_tables
+from foreshard.simulator.job.batches import JaggedBatch
+from foreshard.simulator.job.layout import Layout, resolve_layout
+from foreshard.simulator.job.sharding import Plan, TableSharding
+from foreshard.simulator.job.workload import Access, Table, Workload
+from foreshard.simulator.lookups.dedup import deduplicate
+from foreshard.simulator.lookups.exact_demand import exact_demand
+from foreshard.simulator.lookups.expectation import expected_demand
+from foreshard.simulator.lookups.routing import route
+from foreshard.simulator.lookups.sampling import SampledBatches
+from foreshard.simulator.plans.placement import resolve_plan
 
 
 def batch_of(tables: tuple[Table, ...]) -> JaggedBatch:

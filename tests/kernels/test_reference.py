@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from foreshard.kernels import reference as ref
 from foreshard.kernels.reference_codecs import CODECS
-from foreshard.simulator.codecs import wire_bytes
-from foreshard.simulator.hashing import hash_part
+from foreshard.simulator.job.codecs import wire_bytes
+from foreshard.simulator.job.hashing import hash_part
 from foreshard.topologies.errors import InputError
 
 INT64 = st.integers(-(2**63), 2**63 - 1)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from foreshard.kernels import reference as ref
 from foreshard.kernels.routing import FeatureRoute, bucketise, deduplicate, find_owners
 from foreshard.kernels.segments import position_bits
-from foreshard.simulator import hashing
+from foreshard.simulator.job import hashing
 from foreshard.topologies.errors import InputError
 
 SCHEDULES = st.fixed_dictionaries(

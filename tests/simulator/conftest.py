@@ -5,10 +5,10 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
-from foreshard.simulator.layout import Groups
-from foreshard.simulator.program import Collective, Compute, Dep, Op, StepProgram
-from foreshard.simulator.trace import CollectiveInfo, OpInfo, StepTrace
-from foreshard.simulator.traffic import PairBytes
+from foreshard.simulator.job.layout import Groups
+from foreshard.simulator.job.program import Collective, Compute, Dep, Op, StepProgram
+from foreshard.simulator.job.trace import CollectiveInfo, OpInfo, StepTrace
+from foreshard.simulator.job.traffic import PairBytes
 
 MS = 1e-3
 

@@ -5,10 +5,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from foreshard.simulator.access import Distribution
-from foreshard.simulator.hashing import hash_part
-from foreshard.simulator.workload import Access, Table
-from foreshard.simulator.zipf import HEAD_ROWS, law_of
+from foreshard.simulator.ids.access import Distribution
+from foreshard.simulator.ids.zipf import HEAD_ROWS, law_of
+from foreshard.simulator.job.hashing import hash_part
+from foreshard.simulator.job.workload import Access, Table
 from foreshard.topologies.errors import InputError
 
 

@@ -8,13 +8,13 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from foreshard.simulator.advice import Advice
-from foreshard.simulator.layout import Layout
-from foreshard.simulator.prediction import Prediction
-from foreshard.simulator.report import advice_of, memory_of
-from foreshard.simulator.scenario import ClusterChoice, Execution, Scenario
-from foreshard.simulator.sharding import Plan, TableSharding
-from foreshard.simulator.workload import Dense, Table, Workload
+from foreshard.simulator.job.layout import Layout
+from foreshard.simulator.job.scenario import ClusterChoice, Execution, Scenario
+from foreshard.simulator.job.sharding import Plan, TableSharding
+from foreshard.simulator.job.workload import Dense, Table, Workload
+from foreshard.simulator.results.advice import Advice
+from foreshard.simulator.results.report import advice_of, memory_of
+from foreshard.simulator.step.prediction import Prediction
 
 GIB = 2.0**30
 

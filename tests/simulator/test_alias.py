@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from foreshard.simulator.alias import alias_table
+from foreshard.simulator.job.alias import alias_table
 
 
 @given(weights=st.lists(st.floats(0, 1e6), min_size=1, max_size=50).filter(lambda w: sum(w) > 0))

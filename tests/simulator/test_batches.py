@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from foreshard.simulator.batch_files import read_batch, write_batch
-from foreshard.simulator.batches import JaggedBatch, check_ids, jagged_batch, split_samples
-from foreshard.simulator.workload import Table
+from foreshard.simulator.job.batches import JaggedBatch, check_ids, jagged_batch, split_samples
+from foreshard.simulator.job.workload import Table
+from foreshard.simulator.lookups.batch_files import read_batch, write_batch
 from foreshard.topologies.errors import InputError
 
 ids = st.integers(0, 2**63 - 1)

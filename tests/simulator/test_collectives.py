@@ -7,11 +7,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from foreshard.simulator.collectives import check_bound, lower
-from foreshard.simulator.layout import Groups
-from foreshard.simulator.program import Collective
-from foreshard.simulator.single import alone_s, run_one, uniform_collective
-from foreshard.simulator.traffic import PairBytes
+from foreshard.simulator.comms.collectives import check_bound, lower
+from foreshard.simulator.comms.single import alone_s, run_one, uniform_collective
+from foreshard.simulator.job.layout import Groups
+from foreshard.simulator.job.program import Collective
+from foreshard.simulator.job.traffic import PairBytes
 from foreshard.topologies.cluster import Cluster
 from foreshard.topologies.clusterfile import parse_cluster
 from foreshard.topologies.errors import BoundViolationError

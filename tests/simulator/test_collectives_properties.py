@@ -9,14 +9,14 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from foreshard.simulator.collectives import lower
-from foreshard.simulator.layout import Groups, Layout, resolve_layout
-from foreshard.simulator.loads import Loads
-from foreshard.simulator.members import Members
-from foreshard.simulator.program import Collective
-from foreshard.simulator.single import alone_s, run_collectives, run_one, uniform_collective
-from foreshard.simulator.traffic import PairBytes
-from foreshard.simulator.tuned import tuned
+from foreshard.simulator.comms.collectives import lower
+from foreshard.simulator.comms.loads import Loads
+from foreshard.simulator.comms.members import Members
+from foreshard.simulator.comms.single import alone_s, run_collectives, run_one, uniform_collective
+from foreshard.simulator.comms.tuned import tuned
+from foreshard.simulator.job.layout import Groups, Layout, resolve_layout
+from foreshard.simulator.job.program import Collective
+from foreshard.simulator.job.traffic import PairBytes
 from foreshard.topologies.presets import load_preset
 
 machine = cache(load_preset)
@@ -145,7 +145,7 @@ def test_groups_that_lie_alike_are_lowered_as_if_each_were_the_only_one(name, pl
 
 @given(st.integers(1, 4), st.integers(1, 8), st.integers(0, 2**32 - 1))
 def test_following_paths_loads_the_links_that_the_cluster_loads(nodes, flows, seed):
-    from foreshard.simulator.loads import Flows
+    from foreshard.simulator.comms.loads import Flows
 
     cluster = machine("p4d.24xlarge", nodes)
     rng = np.random.default_rng(seed)
@@ -159,7 +159,7 @@ def test_following_paths_loads_the_links_that_the_cluster_loads(nodes, flows, se
 
 @pytest.mark.parametrize("name", ["p4d.24xlarge", "dgx-h100", "dgx1-v100", "gb200-nvl72"])
 def test_following_paths_finds_the_latency_the_cluster_states(name, monkeypatch):
-    import foreshard.simulator.loads as module
+    import foreshard.simulator.comms.loads as module
 
     cluster = load_preset(name, nodes=24)
     src = np.arange(0, cluster.size, 5)
@@ -212,7 +212,7 @@ def test_collectives_that_share_links_take_no_longer_than_one_after_the_other(ki
 
 @given(st.sampled_from(KINDS[1:]), sizes, st.integers(2, 3))
 def test_what_is_worked_out_for_one_group_is_worked_out_once(kind, nbytes, nodes):
-    from foreshard.simulator.symmetry import seat_of
+    from foreshard.simulator.comms.symmetry import seat_of
 
     cluster = machine("p5.48xlarge", nodes)
     seat = seat_of(cluster, np.arange(8))

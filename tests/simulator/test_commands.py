@@ -11,7 +11,9 @@ from typing import Any
 
 import pytest
 
-from foreshard.simulator import commands, prediction, sweep
+from foreshard.simulator import commands
+from foreshard.simulator.results import sweep
+from foreshard.simulator.step import prediction
 from foreshard.topologies import cli
 
 SCENARIO = """
@@ -273,7 +275,7 @@ def test_commands_are_named_as_promised() -> None:
 
 def test_the_command_line_does_not_import_heavy_packages() -> None:
     code = (
-        "import sys, foreshard.simulator.commands, foreshard.simulator.reading;"
+        "import sys, foreshard.simulator.commands, foreshard.simulator.files.reading;"
         "print([name for name in ('torch', 'cupy', 'pandas', 'matplotlib') if name in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -8,13 +8,13 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from foreshard.simulator.collectives import lower
-from foreshard.simulator.layout import Layout
-from foreshard.simulator.prediction import Prediction
-from foreshard.simulator.program import Collective
-from foreshard.simulator.scenario import ClusterChoice, Comms, Execution, Scenario
-from foreshard.simulator.sharding import Plan, ShardingType, TableSharding
-from foreshard.simulator.workload import Access, DataType, Dense, Table, Workload
+from foreshard.simulator.comms.collectives import lower
+from foreshard.simulator.job.layout import Layout
+from foreshard.simulator.job.program import Collective
+from foreshard.simulator.job.scenario import ClusterChoice, Comms, Execution, Scenario
+from foreshard.simulator.job.sharding import Plan, ShardingType, TableSharding
+from foreshard.simulator.job.workload import Access, DataType, Dense, Table, Workload
+from foreshard.simulator.step.prediction import Prediction
 
 WIRE: tuple[DataType, ...] = ("fp32", "fp16", "bf16", "fp8", "int8")
 KINDS: tuple[ShardingType, ...] = (

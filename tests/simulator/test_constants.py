@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from foreshard.simulator.constants import constants_document, read_constants
-from foreshard.simulator.costs import default_constants as cost_defaults
-from foreshard.simulator.document import to_toml
-from foreshard.simulator.machine_constants import default_constants as collective_defaults
-from foreshard.simulator.prediction import Prediction
-from foreshard.simulator.reading import read_scenario
+from foreshard.simulator.comms.machine_constants import default_constants as collective_defaults
+from foreshard.simulator.files.document import to_toml
+from foreshard.simulator.files.reading import read_scenario
+from foreshard.simulator.step.constants import constants_document, read_constants
+from foreshard.simulator.step.costs import default_constants as cost_defaults
+from foreshard.simulator.step.prediction import Prediction
 from foreshard.topologies.errors import InputError
 
 SHIPPED = "mlperf-dcnv2-p5"

@@ -6,14 +6,14 @@ from dataclasses import replace
 
 import pytest
 
-from foreshard.simulator.demand import vector_width
-from foreshard.simulator.layout import Layout
-from foreshard.simulator.prediction import Prediction
-from foreshard.simulator.program import Compute, StepProgram
-from foreshard.simulator.reading import read_scenario
-from foreshard.simulator.report import report
-from foreshard.simulator.scenario import ClusterChoice, Execution, Scenario
-from foreshard.simulator.workload import Access, Dense, Table, Workload
+from foreshard.simulator.files.reading import read_scenario
+from foreshard.simulator.job.demand import vector_width
+from foreshard.simulator.job.layout import Layout
+from foreshard.simulator.job.program import Compute, StepProgram
+from foreshard.simulator.job.scenario import ClusterChoice, Execution, Scenario
+from foreshard.simulator.job.workload import Access, Dense, Table, Workload
+from foreshard.simulator.results.report import report
+from foreshard.simulator.step.prediction import Prediction
 from foreshard.topologies.errors import InputError
 
 HOT = Access(zipf=1.3)
@@ -94,7 +94,7 @@ def test_the_report_says_whether_ids_are_deduplicated_and_how() -> None:
 
 def test_memory_holds_what_the_batch_owner_makes() -> None:
     """The way back of every id, and pooled vectors beside the distinct ones."""
-    from foreshard.simulator.report import memory_of
+    from foreshard.simulator.results.report import memory_of
 
     plain, dedup = (Prediction(one) for one in (SCENARIO, deduplicated()))
     family = next(family for family in dedup.demand.families if family.pooled)

@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from foreshard.simulator.collectives import Lowered, Phase
-from foreshard.simulator.engine import Engine, Timeline
-from foreshard.simulator.layout import Groups
-from foreshard.simulator.program import Collective, Compute, Dep, Op, StepProgram
-from foreshard.simulator.traffic import PairBytes
+from foreshard.simulator.comms.collectives import Lowered, Phase
+from foreshard.simulator.job.layout import Groups
+from foreshard.simulator.job.program import Collective, Compute, Dep, Op, StepProgram
+from foreshard.simulator.job.traffic import PairBytes
+from foreshard.simulator.step.engine import Engine, Timeline
 from foreshard.topologies.cluster import Cluster
 from foreshard.topologies.errors import DeadlockError, InputError
 

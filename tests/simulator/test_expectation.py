@@ -7,13 +7,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from foreshard.simulator.access import Distribution
-from foreshard.simulator.expectation import expected_demand
-from foreshard.simulator.hashing import hash_part
-from foreshard.simulator.layout import Layout, resolve_layout
-from foreshard.simulator.placement import resolve_plan
-from foreshard.simulator.sharding import Plan, TableSharding
-from foreshard.simulator.workload import Access, Table, Workload
+from foreshard.simulator.ids.access import Distribution
+from foreshard.simulator.job.hashing import hash_part
+from foreshard.simulator.job.layout import Layout, resolve_layout
+from foreshard.simulator.job.sharding import Plan, TableSharding
+from foreshard.simulator.job.workload import Access, Table, Workload
+from foreshard.simulator.lookups.expectation import expected_demand
+from foreshard.simulator.plans.placement import resolve_plan
 
 KINDS = ["data_parallel", "table_wise", "column_wise", "row_wise", "table_row_wise", "table_column_wise", "grid_shard"]
 

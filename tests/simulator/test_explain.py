@@ -8,17 +8,17 @@ from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from foreshard.simulator.access import Distribution
-from foreshard.simulator.batches import jagged_batch
-from foreshard.simulator.explain_guide import explain
-from foreshard.simulator.explain_text import explanation_text
-from foreshard.simulator.layout import Layout
-from foreshard.simulator.prediction import Prediction
-from foreshard.simulator.program import STAGES
-from foreshard.simulator.routing import route
-from foreshard.simulator.scenario import ClusterChoice, Comms, Execution, Scenario
-from foreshard.simulator.sharding import Plan, TableSharding
-from foreshard.simulator.workload import Access, Table, Workload
+from foreshard.simulator.ids.access import Distribution
+from foreshard.simulator.job.batches import jagged_batch
+from foreshard.simulator.job.layout import Layout
+from foreshard.simulator.job.program import STAGES
+from foreshard.simulator.job.scenario import ClusterChoice, Comms, Execution, Scenario
+from foreshard.simulator.job.sharding import Plan, TableSharding
+from foreshard.simulator.job.workload import Access, Table, Workload
+from foreshard.simulator.lookups.routing import route
+from foreshard.simulator.results.explain_guide import explain
+from foreshard.simulator.results.explain_text import explanation_text
+from foreshard.simulator.step.prediction import Prediction
 from foreshard.topologies.cli import run
 from foreshard.topologies.errors import InputError
 
@@ -195,7 +195,7 @@ def test_an_id_past_the_table_is_refused_with_its_range():
 
 
 def test_the_command_prints_what_the_library_says():
-    from foreshard.simulator.explain_command import explain_command
+    from foreshard.simulator.results.explain_command import explain_command
 
     arguments = ["mlperf-dcnv2-p5", "--table", "t_cat_0", "--id", "7", "--rank", "9", "--set", "cluster.nodes=2"]
     text = CliRunner().invoke(explain_command, arguments)

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from foreshard.simulator.export import selected_ranks, trace_bytes, write_trace
-from foreshard.simulator.program import Collective
-from foreshard.simulator.trace import OpInfo, StepTrace
+from foreshard.simulator.job.program import Collective
+from foreshard.simulator.job.trace import OpInfo, StepTrace
+from foreshard.simulator.results.export import selected_ranks, trace_bytes, write_trace
 from foreshard.topologies.errors import InputError
 from foreshard.topologies.presets import load_preset
 

@@ -7,10 +7,10 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from foreshard.simulator.export import write_trace
-from foreshard.simulator.link_load import LinkLoads
-from foreshard.simulator.prediction import predict
-from foreshard.simulator.reading import read_scenario
+from foreshard.simulator.files.reading import read_scenario
+from foreshard.simulator.results.export import write_trace
+from foreshard.simulator.results.link_load import LinkLoads
+from foreshard.simulator.step.prediction import predict
 
 CASES = {
     "global": ["cluster.nodes=2"],

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from foreshard.simulator.exposure import breakdown, slowest_rank
-from foreshard.simulator.program import STAGES
-from foreshard.simulator.trace import OpInfo, StepTrace
+from foreshard.simulator.job.program import STAGES
+from foreshard.simulator.job.trace import OpInfo, StepTrace
+from foreshard.simulator.results.exposure import breakdown, slowest_rank
 
 Row = tuple[str, str, str, float, float]
 

@@ -11,12 +11,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from foreshard.simulator.batches import check_ids
-from foreshard.simulator.features import Dictionary, FeatureFamily, Hashed, Modulo, learn_dictionary, raw_id, table_of
-from foreshard.simulator.replay import batch_of, raw_ids, tables_of
-from foreshard.simulator.routing import route, values_sent
-from foreshard.simulator.row_files import read_rows
-from foreshard.simulator.sharding import ShardedTable
+from foreshard.simulator.job.batches import check_ids
+from foreshard.simulator.job.features import (
+    Dictionary,
+    FeatureFamily,
+    Hashed,
+    Modulo,
+    learn_dictionary,
+    raw_id,
+    table_of,
+)
+from foreshard.simulator.job.replay import batch_of, raw_ids, tables_of
+from foreshard.simulator.job.row_files import read_rows
+from foreshard.simulator.job.sharding import ShardedTable
+from foreshard.simulator.lookups.routing import route, values_sent
 from foreshard.topologies.errors import InputError
 
 ROWS = {
@@ -114,7 +122,7 @@ def test_what_is_no_id_is_refused(value):
 
 def test_hashed_rows_are_the_same_in_another_process():
     code = (
-        "from foreshard.simulator.features import Hashed\n"
+        "from foreshard.simulator.job.features import Hashed\n"
         "print(Hashed(num_embeddings=10**6).rows(['user_42', 42, -1, 'ü', 2**70]).tolist())"
     )
     printed = [subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout]

@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given as searched
 from hypothesis import strategies as st
 
-from foreshard.simulator.handed import given, received
-from foreshard.simulator.layout import Groups
-from foreshard.simulator.program import Collective
-from foreshard.simulator.traffic import PairBytes
+from foreshard.simulator.job.handed import given, received
+from foreshard.simulator.job.layout import Groups
+from foreshard.simulator.job.program import Collective
+from foreshard.simulator.job.traffic import PairBytes
 
 GROUPS = Groups([[0, 2], [1, 3]])
 

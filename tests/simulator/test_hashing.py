@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from foreshard.simulator.hashing import hash_part, mix64, scatter_rows, stable_key
+from foreshard.simulator.job.hashing import hash_part, mix64, scatter_rows, stable_key
 
 INT64 = st.integers(-(2**63), 2**63 - 1)
 
@@ -38,7 +38,7 @@ def test_an_id_goes_to_the_same_part_whatever_stands_beside_it(ids):
 
 def test_another_process_with_another_hash_seed_agrees():
     code = (
-        "from foreshard.simulator.hashing import *; import numpy as np;"
+        "from foreshard.simulator.job.hashing import *; import numpy as np;"
         "print(stable_key('täble'), hash_part(np.arange(-5, 5), 7).tolist(), scatter_rows(np.arange(6), 6, 9).tolist())"
     )
     env = {**os.environ, "PYTHONHASHSEED": "4711"}

@@ -7,14 +7,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from foreshard.simulator.access import Distribution
-from foreshard.simulator.hashing import hash_part
-from foreshard.simulator.histogram_files import MAX_BINS, read_histogram
-from foreshard.simulator.reading import read_scenario
-from foreshard.simulator.sampling import SampledBatches
-from foreshard.simulator.tablesets import load_tables
-from foreshard.simulator.workload import Access, Table, Workload
-from foreshard.simulator.zipf import law_of
+from foreshard.simulator.files.reading import read_scenario
+from foreshard.simulator.files.tablesets import load_tables
+from foreshard.simulator.ids.access import Distribution
+from foreshard.simulator.ids.histogram_files import MAX_BINS, read_histogram
+from foreshard.simulator.ids.zipf import law_of
+from foreshard.simulator.job.hashing import hash_part
+from foreshard.simulator.job.workload import Access, Table, Workload
+from foreshard.simulator.lookups.sampling import SampledBatches
 from foreshard.topologies.errors import InputError
 
 

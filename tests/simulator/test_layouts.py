@@ -10,19 +10,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from foreshard.simulator.document import to_toml
-from foreshard.simulator.layout import Layout, resolve_layout
-from foreshard.simulator.memory import predict_memory
-from foreshard.simulator.placement import resolve_plan_by_size
-from foreshard.simulator.plan_demand import exact_demand_of_plans, expected_demand_of_plans
-from foreshard.simulator.prediction import Prediction
-from foreshard.simulator.reading import read_scenario
-from foreshard.simulator.report import memory_of, report
-from foreshard.simulator.rows import part_finder
-from foreshard.simulator.sampling import SampledBatches
-from foreshard.simulator.scenario import ClusterChoice, Comms, Execution, Scenario
-from foreshard.simulator.sharding import Plan, TableSharding
-from foreshard.simulator.workload import Access, Dense, Table, Workload
+from foreshard.simulator.files.document import to_toml
+from foreshard.simulator.files.reading import read_scenario
+from foreshard.simulator.job.layout import Layout, resolve_layout
+from foreshard.simulator.job.scenario import ClusterChoice, Comms, Execution, Scenario
+from foreshard.simulator.job.sharding import Plan, TableSharding
+from foreshard.simulator.job.workload import Access, Dense, Table, Workload
+from foreshard.simulator.lookups.plan_demand import exact_demand_of_plans, expected_demand_of_plans
+from foreshard.simulator.lookups.sampling import SampledBatches
+from foreshard.simulator.plans.placement import resolve_plan_by_size
+from foreshard.simulator.plans.rows import part_finder
+from foreshard.simulator.results.report import memory_of, report
+from foreshard.simulator.step.memory import predict_memory
+from foreshard.simulator.step.prediction import Prediction
 from foreshard.topologies.errors import InputError
 
 NODE = 4  # ranks of a node in the demand tests

@@ -7,9 +7,9 @@ import warnings
 
 import pytest
 
-from foreshard.simulator.prediction import Prediction
-from foreshard.simulator.reading import read_scenario
-from foreshard.simulator.report import report
+from foreshard.simulator.files.reading import read_scenario
+from foreshard.simulator.results.report import report
+from foreshard.simulator.step.prediction import Prediction
 from foreshard.topologies.errors import InputError
 
 PAST = {

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.optimize import linprog
 
-from foreshard.simulator.maxmin import max_min_rates
+from foreshard.simulator.comms.maxmin import max_min_rates
 
 TOLERANCE = 1e-6
 
@@ -100,7 +100,7 @@ def test_a_coflow_without_links_gets_its_ceiling():
 
 def test_a_thousand_equal_links_are_filled_in_one_round(monkeypatch):
     rounds = []
-    import foreshard.simulator.maxmin as module
+    import foreshard.simulator.comms.maxmin as module
 
     original = module._fair_level
     monkeypatch.setattr(module, "_fair_level", lambda *args: rounds.append(1) or original(*args))
@@ -112,7 +112,7 @@ def test_a_thousand_equal_links_are_filled_in_one_round(monkeypatch):
 
 def test_rounds_do_not_grow_with_disjoint_coflows_of_different_speed(monkeypatch):
     rounds = []
-    import foreshard.simulator.maxmin as module
+    import foreshard.simulator.comms.maxmin as module
 
     original = module._fair_level
     monkeypatch.setattr(module, "_fair_level", lambda *args: rounds.append(1) or original(*args))

@@ -9,13 +9,13 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from foreshard.simulator.expectation import expected_demand
-from foreshard.simulator.layout import Layout, resolve_layout
-from foreshard.simulator.memory import BATCHES_HELD, ITEMS, Memory, predict_memory
-from foreshard.simulator.placement import resolve_plan
-from foreshard.simulator.scenario import ClusterChoice, Comms, Execution, Scenario
-from foreshard.simulator.sharding import Plan, TableSharding
-from foreshard.simulator.workload import BYTES_PER_ELEMENT, Dense, Table, Workload
+from foreshard.simulator.job.layout import Layout, resolve_layout
+from foreshard.simulator.job.scenario import ClusterChoice, Comms, Execution, Scenario
+from foreshard.simulator.job.sharding import Plan, TableSharding
+from foreshard.simulator.job.workload import BYTES_PER_ELEMENT, Dense, Table, Workload
+from foreshard.simulator.lookups.expectation import expected_demand
+from foreshard.simulator.plans.placement import resolve_plan
+from foreshard.simulator.step.memory import BATCHES_HELD, ITEMS, Memory, predict_memory
 from foreshard.topologies.cluster import Cluster
 from foreshard.topologies.presets import load_preset
 
@@ -201,7 +201,7 @@ def test_an_override_of_a_constant_is_used(node: Cluster) -> None:
     sharded = resolve_plan(what.plan, what.workload.tables, 8, 8)
     demand = expected_demand(what.workload, sharded, layout, node.node_of)
     shipped = predict_memory(what, node, layout, sharded, demand)
-    from foreshard.simulator.costs import default_constants
+    from foreshard.simulator.step.costs import default_constants
 
     known = default_constants()["context_reserve"]
     changed = predict_memory(

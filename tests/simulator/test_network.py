@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import simpy
 
-from foreshard.simulator.network import Network
+from foreshard.simulator.comms.network import Network
 from foreshard.topologies.errors import InputError, NoRouteError
 
 

@@ -10,7 +10,7 @@ import simpy
 from hypothesis import given
 from hypothesis import strategies as st
 
-from foreshard.simulator.network import Network
+from foreshard.simulator.comms.network import Network
 
 
 @dataclass(frozen=True)

@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from foreshard.simulator.balance import work_bytes
-from foreshard.simulator.placement import column_bounds, default_column_shards, resolve_plan, row_bounds
-from foreshard.simulator.sharding import Plan, TableSharding
-from foreshard.simulator.workload import Table
+from foreshard.simulator.job.sharding import Plan, TableSharding
+from foreshard.simulator.job.workload import Table
+from foreshard.simulator.plans.balance import work_bytes
+from foreshard.simulator.plans.placement import column_bounds, default_column_shards, resolve_plan, row_bounds
 from foreshard.topologies.errors import InputError
 
 KINDS = ["data_parallel", "table_wise", "column_wise", "row_wise", "table_row_wise", "table_column_wise", "grid_shard"]

@@ -5,9 +5,9 @@ import json
 import pytest
 from click.testing import CliRunner
 
-from foreshard.simulator.plan_commands import export_plan_command, import_plan_command
-from foreshard.simulator.plan_file import read_plan_file
-from foreshard.simulator.reading import read_scenario
+from foreshard.simulator.files.reading import read_scenario
+from foreshard.simulator.torchrec.plan_commands import export_plan_command, import_plan_command
+from foreshard.simulator.torchrec.plan_file import read_plan_file
 from foreshard.topologies.errors import InputError
 
 SHARDS = [{"shard_offsets": [4 * r, 0], "shard_sizes": [4, 8], "placement": f"rank:{r}/cuda:{r}"} for r in range(8)]

@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from foreshard.simulator.plan_file import PlanFile, load_json, parse_plan_file, plan_file_text, read_plan_file
-from foreshard.simulator.scenario import ClusterChoice
-from foreshard.simulator.sharding import Plan, TableSharding
-from foreshard.simulator.workload import Access, Table
+from foreshard.simulator.job.scenario import ClusterChoice
+from foreshard.simulator.job.sharding import Plan, TableSharding
+from foreshard.simulator.job.workload import Access, Table
+from foreshard.simulator.torchrec.plan_file import PlanFile, load_json, parse_plan_file, plan_file_text, read_plan_file
 from foreshard.topologies.errors import InputError
 
 names = st.text(st.characters(exclude_categories=("Cs", "Cc")), min_size=1, max_size=12)

@@ -1,9 +1,9 @@
 """Notes on a plan name what its words do not say."""
 
-from foreshard.simulator.placement import resolve_plan
-from foreshard.simulator.plan_notes import plan_notes
-from foreshard.simulator.sharding import Plan, TableSharding
-from foreshard.simulator.workload import Table
+from foreshard.simulator.job.sharding import Plan, TableSharding
+from foreshard.simulator.job.workload import Table
+from foreshard.simulator.plans.placement import resolve_plan
+from foreshard.simulator.plans.plan_notes import plan_notes
 
 
 def notes(kind, rows, dim, **how):

@@ -10,10 +10,9 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from foreshard.simulator.drawing import STAGE_COLOURS
-from foreshard.simulator.exposure import breakdown
-from foreshard.simulator.memory import ITEMS, Memory
-from foreshard.simulator.plot import (
+from foreshard.simulator.results.drawing import STAGE_COLOURS
+from foreshard.simulator.results.exposure import breakdown
+from foreshard.simulator.results.plot import (
     plot_comparison,
     plot_memory,
     plot_scaling,
@@ -22,6 +21,7 @@ from foreshard.simulator.plot import (
     plot_timeline,
     save_plot,
 )
+from foreshard.simulator.step.memory import ITEMS, Memory
 from foreshard.topologies.errors import InputError, MissingDependencyError
 
 matplotlib = pytest.importorskip("matplotlib", reason="plots need the extra 'plot'")
@@ -239,5 +239,5 @@ def test_without_matplotlib_the_message_names_the_extra(made_step, monkeypatch):
 
 
 def test_importing_the_plots_does_not_import_matplotlib():
-    code = "import sys, foreshard.simulator.plot; assert 'matplotlib' not in sys.modules"
+    code = "import sys, foreshard.simulator.results.plot; assert 'matplotlib' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -10,14 +10,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from foreshard.simulator.document import parse_override, save_scenario, to_toml
-from foreshard.simulator.layout import Layout
-from foreshard.simulator.reading import read_scenario
-from foreshard.simulator.scenario import Assumption, ClusterChoice, Comms, Execution, Scenario
-from foreshard.simulator.sharding import Plan, TableSharding
-from foreshard.simulator.shipped import shipped_names
-from foreshard.simulator.tablesets import load_table_set, load_tables
-from foreshard.simulator.workload import Access, Dense, Table, Workload
+from foreshard.simulator.files.document import parse_override, save_scenario, to_toml
+from foreshard.simulator.files.reading import read_scenario
+from foreshard.simulator.files.shipped import shipped_names
+from foreshard.simulator.files.tablesets import load_table_set, load_tables
+from foreshard.simulator.job.layout import Layout
+from foreshard.simulator.job.scenario import Assumption, ClusterChoice, Comms, Execution, Scenario
+from foreshard.simulator.job.sharding import Plan, TableSharding
+from foreshard.simulator.job.workload import Access, Dense, Table, Workload
 from foreshard.topologies.errors import InputError
 from foreshard.topologies.presets import preset_text
 

@@ -13,7 +13,7 @@ import tomli_w
 from hypothesis import given
 from hypothesis import strategies as st
 
-from foreshard.simulator.reading import read_scenario
+from foreshard.simulator.files.reading import read_scenario
 from foreshard.topologies.errors import InputError
 
 GOOD: dict[str, Any] = tomllib.loads("""

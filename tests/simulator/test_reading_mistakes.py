@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import tomli_w
 
-from foreshard.simulator.reading import read_scenario
+from foreshard.simulator.files.reading import read_scenario
 from foreshard.topologies.errors import InputError
 from foreshard.topologies.presets import preset_text
 

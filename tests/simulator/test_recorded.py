@@ -16,15 +16,15 @@ import tomli_w
 from hypothesis import given
 from hypothesis import strategies as st
 
-from foreshard.simulator.batch_files import write_batch
-from foreshard.simulator.batches import JaggedBatch, jagged_batch, samples_of
-from foreshard.simulator.prediction import Prediction
-from foreshard.simulator.reading import read_scenario
-from foreshard.simulator.recorded import RecordedBatches, counted_access
-from foreshard.simulator.report import report
-from foreshard.simulator.rows import part_finder
-from foreshard.simulator.shipped import shipped_folder
-from foreshard.simulator.workload import Access
+from foreshard.simulator.files.reading import read_scenario
+from foreshard.simulator.files.shipped import shipped_folder
+from foreshard.simulator.job.batches import JaggedBatch, jagged_batch, samples_of
+from foreshard.simulator.job.workload import Access
+from foreshard.simulator.lookups.batch_files import write_batch
+from foreshard.simulator.lookups.recorded import RecordedBatches, counted_access
+from foreshard.simulator.plans.rows import part_finder
+from foreshard.simulator.results.report import report
+from foreshard.simulator.step.prediction import Prediction
 from foreshard.topologies import cli
 from foreshard.topologies.errors import InputError
 

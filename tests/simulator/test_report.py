@@ -7,13 +7,13 @@ from dataclasses import replace
 
 import pytest
 
-from foreshard.simulator.layout import Layout
-from foreshard.simulator.prediction import predict
-from foreshard.simulator.program import STAGES
-from foreshard.simulator.report import Report, report
-from foreshard.simulator.scenario import ClusterChoice, Execution, Scenario
-from foreshard.simulator.sharding import Plan, TableSharding
-from foreshard.simulator.workload import Access, Dense, Table, Workload
+from foreshard.simulator.job.layout import Layout
+from foreshard.simulator.job.program import STAGES
+from foreshard.simulator.job.scenario import ClusterChoice, Execution, Scenario
+from foreshard.simulator.job.sharding import Plan, TableSharding
+from foreshard.simulator.job.workload import Access, Dense, Table, Workload
+from foreshard.simulator.results.report import Report, report
+from foreshard.simulator.step.prediction import predict
 from foreshard.topologies.errors import BoundViolationError
 
 TABLES = (

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from foreshard.simulator.signals import HotTable, Imbalance, PlacementReport, SyncReport, hot_tables
-from foreshard.simulator.skew import HotOwner
+from foreshard.simulator.lookups.skew import HotOwner
+from foreshard.simulator.results.signals import HotTable, Imbalance, PlacementReport, SyncReport, hot_tables
 
 
 def sync(plain: float, weights: float, gradients: float, **changes: object) -> SyncReport:

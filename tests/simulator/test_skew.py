@@ -3,12 +3,12 @@
 import numpy as np
 import pytest
 
-from foreshard.simulator.access import Distribution
-from foreshard.simulator.hashing import hash_part
-from foreshard.simulator.placement import resolve_plan
-from foreshard.simulator.sharding import Plan, TableSharding
-from foreshard.simulator.skew import hot_owners
-from foreshard.simulator.workload import Access, Table
+from foreshard.simulator.ids.access import Distribution
+from foreshard.simulator.job.hashing import hash_part
+from foreshard.simulator.job.sharding import Plan, TableSharding
+from foreshard.simulator.job.workload import Access, Table
+from foreshard.simulator.lookups.skew import hot_owners
+from foreshard.simulator.plans.placement import resolve_plan
 
 HOT = Table(
     name="hot", num_embeddings=1000, embedding_dim=4, pooling_factor=10, access=Access(heavy_hitters=(0.5,))

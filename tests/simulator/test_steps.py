@@ -7,13 +7,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from foreshard.simulator.layout import Layout
-from foreshard.simulator.prediction import Prediction
-from foreshard.simulator.program import STAGES, Collective, Compute, StepProgram
-from foreshard.simulator.report import report
-from foreshard.simulator.scenario import ClusterChoice, Comms, Execution, Scenario
-from foreshard.simulator.sharding import Plan, TableSharding
-from foreshard.simulator.workload import Dense, Table, Workload
+from foreshard.simulator.job.layout import Layout
+from foreshard.simulator.job.program import STAGES, Collective, Compute, StepProgram
+from foreshard.simulator.job.scenario import ClusterChoice, Comms, Execution, Scenario
+from foreshard.simulator.job.sharding import Plan, TableSharding
+from foreshard.simulator.job.workload import Dense, Table, Workload
+from foreshard.simulator.results.report import report
+from foreshard.simulator.step.prediction import Prediction
 
 # The profiled job: 4 table-wise and 4 row-wise tables of dim 64, batch 1024, 10 ids a sample, 2 ranks, 338,241 dense
 # parameters (torch profiler with record_shapes, TorchRec 1.9.2 on gloo).

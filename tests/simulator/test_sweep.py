@@ -14,13 +14,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from foreshard.simulator import sweep
-from foreshard.simulator.prediction import predict
-from foreshard.simulator.report import report
-from foreshard.simulator.scenario import ClusterChoice, Scenario
-from foreshard.simulator.sweep import Comparison, combinations, compare, parse_vary
-from foreshard.simulator.sweep_store import RowStore, inputs_sha256, store_beside
-from foreshard.simulator.workload import Dense, Table, Workload
+from foreshard.simulator.job.scenario import ClusterChoice, Scenario
+from foreshard.simulator.job.workload import Dense, Table, Workload
+from foreshard.simulator.results import sweep
+from foreshard.simulator.results.report import report
+from foreshard.simulator.results.sweep import Comparison, combinations, compare, parse_vary
+from foreshard.simulator.results.sweep_store import RowStore, inputs_sha256, store_beside
+from foreshard.simulator.step.prediction import predict
 from foreshard.topologies.errors import InputError
 
 SMALL = Scenario(

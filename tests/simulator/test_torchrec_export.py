@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from foreshard.simulator.placement import resolve_plan
-from foreshard.simulator.sharding import Plan, TableSharding
-from foreshard.simulator.torchrec_export import calls_text, torchrec_calls
-from foreshard.simulator.workload import Table
+from foreshard.simulator.job.sharding import Plan, TableSharding
+from foreshard.simulator.job.workload import Table
+from foreshard.simulator.plans.placement import resolve_plan
+from foreshard.simulator.torchrec.torchrec_export import calls_text, torchrec_calls
 from foreshard.topologies.errors import InputError
 
 WORLD, LOCAL = 8, 4

@@ -7,9 +7,9 @@ import pickle
 import numpy as np
 import pytest
 
-from foreshard.simulator.placement import resolve_plan
-from foreshard.simulator.torchrec_plan import import_plan, import_plan_text
-from foreshard.simulator.workload import Table
+from foreshard.simulator.job.workload import Table
+from foreshard.simulator.plans.placement import resolve_plan
+from foreshard.simulator.torchrec.torchrec_plan import import_plan, import_plan_text
 from foreshard.topologies.errors import InputError
 
 GIB = 2**30
@@ -297,7 +297,7 @@ def test_what_is_no_plan_is_refused(tmp_path, data):
 
 
 def test_importing_own_plan_files_keeps_them():
-    from foreshard.simulator.plan_file import plan_file_text
+    from foreshard.simulator.torchrec.plan_file import plan_file_text
 
     plan = import_plan_text(json.dumps(bundle()))
     assert import_plan_text(plan_file_text(plan)) == plan

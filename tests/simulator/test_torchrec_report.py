@@ -2,8 +2,8 @@
 
 import pytest
 
-from foreshard.simulator.placement import resolve_plan
-from foreshard.simulator.torchrec_plan import import_plan, import_plan_text
+from foreshard.simulator.plans.placement import resolve_plan
+from foreshard.simulator.torchrec.torchrec_plan import import_plan, import_plan_text
 from foreshard.topologies.errors import InputError
 
 GIB = 2**30

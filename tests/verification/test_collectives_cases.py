@@ -12,7 +12,7 @@ from functools import cache
 import pytest
 from tabulate import tabulate
 
-from foreshard.simulator.single import run_one
+from foreshard.simulator.comms.single import run_one
 from foreshard.topologies.cluster import Cluster
 from foreshard.topologies.clusterfile import parse_cluster
 from foreshard.topologies.presets import load_preset

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from foreshard.simulator.prediction import Prediction
-from foreshard.simulator.reading import read_scenario
+from foreshard.simulator.files.reading import read_scenario
+from foreshard.simulator.step.prediction import Prediction
 
 # A DLRM step published for 8 A100 never falls under 7 ms however small its batch. Host constants here come from
 # public profiler traces of other jobs and nothing is fitted to this figure; tables and model differ, hence a wide band.

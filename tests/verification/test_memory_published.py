@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import pytest
 
-from foreshard.simulator.expectation import expected_demand
-from foreshard.simulator.layout import resolve_layout
-from foreshard.simulator.memory import Memory, predict_memory
-from foreshard.simulator.placement import resolve_plan
-from foreshard.simulator.scenario import ClusterChoice, Execution, Scenario
-from foreshard.simulator.sharding import Plan, TableSharding
-from foreshard.simulator.workload import Dense, Table, Workload
+from foreshard.simulator.job.layout import resolve_layout
+from foreshard.simulator.job.scenario import ClusterChoice, Execution, Scenario
+from foreshard.simulator.job.sharding import Plan, TableSharding
+from foreshard.simulator.job.workload import Dense, Table, Workload
+from foreshard.simulator.lookups.expectation import expected_demand
+from foreshard.simulator.plans.placement import resolve_plan
+from foreshard.simulator.step.memory import Memory, predict_memory
 from foreshard.topologies.cluster import Cluster
 from foreshard.topologies.machine import ClusterSpec, Gpu, Link, NodeGroup, NodeSpec
 

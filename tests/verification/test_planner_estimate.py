@@ -12,11 +12,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from foreshard.simulator.planner_estimate import PlannerShard, PlannerTopology, planner_budget, shard_hbm, shard_perf
-from foreshard.simulator.planner_rating import planner_estimate
-from foreshard.simulator.scenario import Comms, Execution
-from foreshard.simulator.sharding import ShardedTable
-from foreshard.simulator.workload import Dense, Table, Workload
+from foreshard.simulator.job.scenario import Comms, Execution
+from foreshard.simulator.job.sharding import ShardedTable
+from foreshard.simulator.job.workload import Dense, Table, Workload
+from foreshard.simulator.torchrec.planner_estimate import (
+    PlannerShard,
+    PlannerTopology,
+    planner_budget,
+    shard_hbm,
+    shard_perf,
+)
+from foreshard.simulator.torchrec.planner_rating import planner_estimate
 
 DATA = Path(__file__).parent / "data"
 DIGITS = 1e-12  # the same arithmetic in seconds and in TorchRec's milliseconds

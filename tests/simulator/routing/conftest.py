@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 from hypothesis import strategies as st
 
-from foreshard.simulator.batches import JaggedBatch
-from foreshard.simulator.hashing import hash_part
-from foreshard.simulator.placement import resolve_plan
-from foreshard.simulator.sharding import Plan, ShardedTable, TableSharding
-from foreshard.simulator.workload import Table
+from foreshard.simulator.job.batches import JaggedBatch
+from foreshard.simulator.job.hashing import hash_part
+from foreshard.simulator.job.sharding import Plan, ShardedTable, TableSharding
+from foreshard.simulator.job.workload import Table
+from foreshard.simulator.plans.placement import resolve_plan
 
 ANYWHERE = ("table_wise", "column_wise", "row_wise")
 KINDS = (*ANYWHERE, "table_column_wise", "table_row_wise", "grid_shard")

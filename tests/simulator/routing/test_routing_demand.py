@@ -7,15 +7,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from foreshard.simulator.access import Distribution
-from foreshard.simulator.batches import jagged_batch
-from foreshard.simulator.exact_demand import exact_demand
-from foreshard.simulator.expectation import expected_demand
-from foreshard.simulator.layout import Layout, resolve_layout
-from foreshard.simulator.placement import resolve_plan
-from foreshard.simulator.sampling import SampledBatches, sampled_demand
-from foreshard.simulator.sharding import Plan, TableSharding
-from foreshard.simulator.workload import BYTES_PER_ELEMENT, Access, Table, Workload
+from foreshard.simulator.ids.access import Distribution
+from foreshard.simulator.job.batches import jagged_batch
+from foreshard.simulator.job.layout import Layout, resolve_layout
+from foreshard.simulator.job.sharding import Plan, TableSharding
+from foreshard.simulator.job.workload import BYTES_PER_ELEMENT, Access, Table, Workload
+from foreshard.simulator.lookups.exact_demand import exact_demand
+from foreshard.simulator.lookups.expectation import expected_demand
+from foreshard.simulator.lookups.sampling import SampledBatches, sampled_demand
+from foreshard.simulator.plans.placement import resolve_plan
 from foreshard.topologies.errors import InputError
 
 LOCAL = ("lookups", "lookup_bytes", "outputs", "distinct_rows", "distinct_elements", "distinct_bytes")

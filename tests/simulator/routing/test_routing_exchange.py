@@ -8,9 +8,9 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from foreshard.simulator.dedup import deduplicate
-from foreshard.simulator.permute import segment_order, starts_of
-from foreshard.simulator.pooling import (
+from foreshard.simulator.job.permute import segment_order, starts_of
+from foreshard.simulator.lookups.dedup import deduplicate
+from foreshard.simulator.lookups.pooling import (
     divide_by_lengths,
     join_columns,
     lane_spans,
@@ -22,8 +22,8 @@ from foreshard.simulator.pooling import (
     sum_lanes,
     sum_rows,
 )
-from foreshard.simulator.routing import lanes_of, lengths_sent, route, slots_of, values_sent
-from foreshard.simulator.rows import global_rows
+from foreshard.simulator.lookups.routing import lanes_of, lengths_sent, route, slots_of, values_sent
+from foreshard.simulator.plans.rows import global_rows
 
 
 def integer_weights(sharded, seed=0):

@@ -5,9 +5,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from foreshard.simulator.batches import JaggedBatch, jagged_batch
-from foreshard.simulator.permute import bucketise, inverse, owner_dtype, segment_order
-from foreshard.simulator.routing import (
+from foreshard.simulator.job.batches import JaggedBatch, jagged_batch
+from foreshard.simulator.job.permute import bucketise, inverse, owner_dtype, segment_order
+from foreshard.simulator.job.sharding import ShardedTable
+from foreshard.simulator.job.workload import Table
+from foreshard.simulator.lookups.routing import (
     count_requests,
     lanes_of,
     lengths_sent,
@@ -17,9 +19,7 @@ from foreshard.simulator.routing import (
     slots_of,
     values_sent,
 )
-from foreshard.simulator.rows import global_rows, local_rows, part_finder, part_rows
-from foreshard.simulator.sharding import ShardedTable
-from foreshard.simulator.workload import Table
+from foreshard.simulator.plans.rows import global_rows, local_rows, part_finder, part_rows
 from foreshard.topologies.errors import InputError
 
 

@@ -1,0 +1,1 @@
+"""Collectives on links: algorithms, loads, max-min sharing, bounds."""

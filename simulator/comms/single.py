@@ -1,0 +1,133 @@
+"""Collectives on their own: one or several, with nothing else running, in simulated time on the cluster's links."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Hashable, Iterable
+from dataclasses import dataclass
+
+import numpy as np
+import simpy
+from numpy.typing import NDArray
+
+from foreshard.simulator.comms.collectives import AllToAll, Lowered, check_bound, lower
+from foreshard.simulator.comms.network import Network
+from foreshard.simulator.job.layout import Groups
+from foreshard.simulator.job.program import Collective, CollectiveKind
+from foreshard.simulator.job.traffic import PairBytes
+from foreshard.topologies.cluster import Cluster
+
+__all__ = ["CollectiveResult", "alone_s", "bus_factor", "run_collectives", "run_one", "uniform_collective"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CollectiveResult:
+    """One collective as nccl-tests reports it: `nbytes` is its size, `time_s` the predicted time.
+
+    `bound_s` is the closed-form bound on `bottleneck`; `nic_bytes` the bytes out of the busiest NIC.
+    """
+
+    kind: CollectiveKind
+    ranks: int
+    nbytes: float
+    time_s: float
+    bound_s: float
+    bottleneck: str
+    algorithm: str
+    nic_bytes: float
+
+    @property
+    def algbw_bytes_per_s(self) -> float:
+        """Size over time."""
+        return self.nbytes / self.time_s if self.time_s > 0 else 0.0
+
+    @property
+    def busbw_bytes_per_s(self) -> float:
+        """algbw times the factor of nccl-tests' PERFORMANCE.md."""
+        return self.algbw_bytes_per_s * bus_factor(self.kind, self.ranks)
+
+
+def bus_factor(kind: CollectiveKind, ranks: int) -> float:
+    """busbw / algbw: 2 (n-1)/n for all_reduce, 1 for broadcast, else (n-1)/n (NVIDIA/nccl-tests PERFORMANCE.md)."""
+    return {"all_reduce": 2 * (ranks - 1) / ranks, "broadcast": 1.0}.get(kind, (ranks - 1) / ranks)
+
+
+def uniform_collective(kind: CollectiveKind, ranks: Iterable[int], nbytes: float) -> Collective:
+    """One collective of nccl-tests' size `nbytes` over `ranks`; an all_to_all sends equal parts to all."""
+    groups = Groups([np.fromiter(ranks, dtype=np.int64)])
+    if kind == "all_to_all":
+        return Collective(kind=kind, groups=groups, traffic=(PairBytes.uniform(len(groups.members[0]), nbytes),))
+    return Collective(kind=kind, groups=groups, nbytes=(nbytes,))
+
+
+def run_one(
+    cluster: Cluster, kind: CollectiveKind, nbytes: float, all_to_all: AllToAll = "pairwise"
+) -> CollectiveResult:
+    """Return one collective of all ranks of a cluster. Raises BoundViolationError if it beats its own bound."""
+    collective = uniform_collective(kind, range(cluster.size), nbytes)
+    (lowered,) = lower(cluster, collective, all_to_all)
+    (((time_s,),), _) = run_collectives(cluster, [(0.0, collective)], all_to_all)
+    return CollectiveResult(
+        kind=kind,
+        ranks=cluster.size,
+        nbytes=nbytes,
+        time_s=time_s,
+        bound_s=lowered.bound_s,
+        bottleneck=lowered.bottleneck,
+        algorithm=lowered.algorithm,
+        nic_bytes=_busiest_nic(cluster, lowered),
+    )
+
+
+def alone_s(cluster: Cluster, lowered: Lowered) -> float:
+    """Seconds a lowered collective takes when nothing else runs: latencies, and bytes over what links carry."""
+    return sum(
+        phase.latency_s + max(phase.floor_s, float((phase.nbytes / cluster.link_usable[phase.links]).max(initial=0.0)))
+        for phase in lowered.phases
+    )
+
+
+def run_collectives(
+    cluster: Cluster, starts: Iterable[tuple[float, Collective]], all_to_all: AllToAll = "pairwise"
+) -> tuple[list[list[float]], NDArray[np.float64]]:
+    """Run collectives that start at given seconds and share the links.
+
+    Returns the seconds each group of each collective takes from its start, and the bytes of every link [links].
+    Raises BoundViolationError if one beats its bound.
+    """
+    env = simpy.Environment()
+    ended: dict[Hashable, simpy.Event] = {}
+
+    def on_finish(keys: list[Hashable]) -> None:
+        for key in keys:
+            ended.pop(key).succeed()
+
+    network = Network(env, cluster.link_usable, on_finish)
+
+    def group(key: tuple[int, int], start: float, lowered: Lowered) -> Generator[simpy.Event, None, None]:
+        yield env.timeout(start)
+        for number, phase in enumerate(lowered.phases):
+            yield env.timeout(phase.latency_s)
+            ended[(*key, number)] = env.event()
+            network.start((*key, number), phase.links, phase.nbytes, phase.floor_s)
+            yield ended[(*key, number)]
+        took[key[0]][key[1]] = env.now - start
+        check_bound(f"collective {key[0]}, group {key[1]}", env.now - start, lowered)
+
+    took: list[list[float]] = []
+    for index, (start, collective) in enumerate(starts):
+        lowered = lower(cluster, collective, all_to_all)
+        took.append([0.0] * len(lowered))
+        for number, each in enumerate(lowered):
+            env.process(group((index, number), start, each))
+    env.run()
+    return took, network.link_bytes
+
+
+def _busiest_nic(cluster: Cluster, lowered: Lowered) -> float:
+    network = [
+        (phase.links[at := cluster.link_kind[phase.links] == "network"], phase.nbytes[at]) for phase in lowered.phases
+    ]
+    total = np.zeros(len(cluster.link_usable))
+    for links, nbytes in network:
+        np.add.at(total, links, nbytes)
+    return float(total.max(initial=0.0))

@@ -1,0 +1,124 @@
+"""all_reduce, reduce_scatter, all_gather and broadcast: ring, tree, NVLS or PAT, whichever is predicted fastest."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from foreshard.simulator.comms.gloo import gloo_ring
+from foreshard.simulator.comms.loads import Loads
+from foreshard.simulator.comms.lowering import Draft, Phase
+from foreshard.simulator.comms.machine_constants import machine_constant
+from foreshard.simulator.comms.members import Members
+from foreshard.simulator.comms.nccl import Choice, choices, latency, rate_limit, ring_share, tables, wire_factor
+from foreshard.simulator.comms.symmetry import Template
+from foreshard.simulator.job.program import CollectiveKind
+
+__all__ = ["tuned"]
+
+
+@dataclass(frozen=True, slots=True)
+class _Run:
+    """One algorithm at one size: exposed latency, loads and floor; `total_s` when nothing else runs."""
+
+    choice: Choice
+    phase: Phase
+    total_s: float
+
+
+def tuned(template: Template, kind: CollectiveKind, nbytes: float) -> Draft:
+    """Return a collective of `nbytes` (nccl-tests' size) run as NCCL would, with the bound of any algorithm."""
+    draft = template.drafts.get((kind, nbytes))
+    if draft is None:
+        draft = template.drafts[kind, nbytes] = _draft(template.members, kind, nbytes)
+    return draft
+
+
+def _draft(members: Members, kind: CollectiveKind, nbytes: float) -> Draft:
+    if members.size == 1 or nbytes <= 0:
+        return Draft("none", (), 0.0, None)
+    necessary = _necessary(members, kind).times(nbytes)
+    if members.cluster.backend == "gloo":
+        return gloo_ring(members, kind, nbytes, necessary)
+    runs = [_run(members, kind, choice, nbytes) for choice in choices(kind, members.shape)]
+    run = min(runs, key=lambda run: run.total_s)
+    return Draft(" ".join(run.choice), (run.phase,), necessary.nominal_s, necessary.busiest)
+
+
+def _run(members: Members, kind: CollectiveKind, choice: Choice, nbytes: float) -> _Run:
+    algorithm, protocol = choice
+    loads = _loads(members, kind, choice).times(nbytes * wire_factor(protocol))
+    floor = max(nbytes / rate_limit(kind, choice, members.shape, nbytes), _port_floor(members, choice, loads, nbytes))
+    transfer = max(floor, loads.transfer_s)
+    known = latency(kind, algorithm, protocol, members.shape)
+    # Simple waits for a flush of the network as well, which costs its latency again.
+    trips = 2 if protocol == "Simple" and algorithm != "pat" else 1
+    hop = known.hop_s + trips * members.network_latency_s(loads.only("network").nominal_s)
+    exposed = known.inside_s + _exposed(members, choice, known.network_hops * hop, transfer)
+    exposed += machine_constant(members.cluster, "collective_launch_s")
+    return _Run(choice, Phase(exposed, loads.links, loads.nbytes, floor), exposed + transfer)
+
+
+def _exposed(members: Members, choice: Choice, hops_s: float, transfer_s: float) -> float:
+    """The part of the network's latency that the transfer does not hide.
+
+    Rings of LL and LL128 forward lines while the rest of a chunk arrives: hops and transfer overlap, together
+    (hops^p + transfer^p)^(1/p). Simple and trees hand on whole chunks.
+    """
+    if choice[0] != "ring" or choice[1] == "Simple" or hops_s == 0:
+        return hops_s
+    power = machine_constant(members.cluster, "ring_overlap")
+    return float((hops_s**power + transfer_s**power) ** (1 / power) - transfer_s)
+
+
+def _loads(members: Members, kind: CollectiveKind, choice: Choice) -> Loads:
+    """What one byte of size puts on links."""
+    k = members.largest
+    match choice[0]:
+        case "nvls":
+            return members.inside.times(1 + 1 / k)
+        case "nvls_tree":
+            return members.tree.plus(members.inside.times(1 + 1 / k))
+        case "tree":
+            return members.tree.plus(members.inside.times(2 * (1 - 1 / k)))
+        case _:
+            return members.ring.times(ring_share(kind, members.size))
+
+
+def _port_floor(members: Members, choice: Choice, loads: Loads, nbytes: float) -> float:
+    """The shortest time that ports allow beyond what links carry for everyone."""
+    share = machine_constant(members.cluster, "ring_network_share")
+    if choice[0] == "pat":
+        share *= tables()["pat"]["bandwidth_share"]
+    floor = loads.only("network").nominal_s / share
+    if choice[0] in ("nvls", "nvls_tree"):
+        inside = members.inside.times(nbytes * (1 + 1 / members.largest))
+        nvls = tables()["nvls"]
+        share = nvls["efficiency"][members.shape.architecture] * nvls["channel_share"]
+        floor = max(floor, inside.transfer_s / share)
+    return floor
+
+
+def _necessary(members: Members, kind: CollectiveKind) -> Loads:
+    """What one byte of size must put on links whatever the algorithm.
+
+    all_gather, reduce_scatter: what a GPU or a node does not hold (or keep) itself. broadcast: the whole buffer, into
+    every GPU, and into every node. all_reduce: both of the former, 2 (m-1)/m among m equal ends that add up themselves
+    (Patarasuk and Yuan 2009); once where a switch can add (NVLS), or where nodes are of different sizes.
+    """
+    n, k = members.size, members.largest
+    if len(members.nodes) == 1:
+        return members.inside.times(_least(kind, n, adds_elsewhere=members.shape.in_switch))
+    equal = n == k * len(members.nodes)
+    return members.across.times(_least(kind, n, adds_elsewhere=not equal, held=k))
+
+
+def _least(kind: CollectiveKind, n: int, *, adds_elsewhere: bool, held: int = 1) -> float:
+    """Share of the size that an end must take in; an end is `held` of `n` ranks, a GPU or a node."""
+    missing = (n - held) / n
+    match kind:
+        case "all_reduce":
+            return 1.0 if adds_elsewhere else 2 * missing
+        case "broadcast":
+            return 1.0
+        case _:
+            return missing

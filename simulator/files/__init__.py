@@ -1,0 +1,1 @@
+"""Scenario files: reading, checking, writing, and what is shipped."""

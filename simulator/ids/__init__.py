@@ -1,0 +1,1 @@
+"""How ids fall on rows: access distributions, their samplers and their counts in files."""

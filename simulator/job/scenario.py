@@ -1,0 +1,89 @@
+"""A whole what-if: machine, workload, plan, layout, communication precision and execution, as frozen data."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Annotated, Literal
+
+from annotated_types import Ge, Le
+
+from foreshard.simulator.job.layout import Layout
+from foreshard.simulator.job.sharding import Plan
+from foreshard.simulator.job.workload import DataType, Workload
+
+__all__ = ["Assumption", "ClusterChoice", "Comms", "Constant", "Execution", "Optimizer", "Pipeline", "Scenario"]
+
+Pipeline = Literal["base", "sparse_dist"]
+Optimizer = Literal["sgd", "rowwise_adagrad", "adagrad", "adam"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ClusterChoice:
+    """Which machine: a shipped preset or a cluster file, how many nodes of it, and what is broken in it.
+
+    `degrade` pairs patterns of link names with the factor on their bandwidth, 0 for a missing link.
+    """
+
+    preset: str | None = None
+    file: str | None = None
+    nodes: Annotated[int, Ge(1)] = 1
+    degrade: tuple[tuple[str, Annotated[float, Ge(0), Le(1)]], ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Comms:
+    """Data types on the wire: of vectors going forward and of their gradients going back."""
+
+    forward: DataType = "fp32"
+    backward: DataType = "fp32"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Execution:
+    """How the step is run: the training pipeline, the embedding optimizer, how ids are drawn and the seed.
+
+    `routing` "expected" uses the closed-form expectation of the access distributions; "sampled" draws one batch
+    of ids per rank with `seed` and routes it exactly, "replayed" routes the samples of `workload.replay` exactly. With
+    `dedup` a rank exchanges each distinct id of a table once.
+    """
+
+    pipeline: Pipeline = "base"
+    optimizer: Optimizer = "rowwise_adagrad"
+    routing: Literal["expected", "sampled", "replayed"] = "expected"
+    seed: Annotated[int, Ge(0), Le((1 << 63) - 1)] = 0
+    dedup: bool = False
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Assumption:
+    """Something taken for granted because nobody published or measured it, and why; reports print it."""
+
+    name: str
+    value: float | str
+    unit: str = ""
+    source: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Constant:
+    """A figure that takes the place of a shipped constant, in its base unit (seconds, bytes or a plain number)."""
+
+    name: str
+    value: float
+    source: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Scenario:
+    """Everything that determines a predicted step, and what its author (or a shipped table set) assumed."""
+
+    cluster: ClusterChoice
+    workload: Workload
+    plan: Plan = field(default_factory=Plan)
+    layout: Layout = field(default_factory=Layout)
+    comms: Comms = field(default_factory=Comms)
+    execution: Execution = field(default_factory=Execution)
+    name: str = "custom"
+    description: str = ""
+    assumptions: tuple[Assumption, ...] = ()
+    constants: tuple[Constant, ...] = ()

@@ -1,0 +1,1 @@
+"""Who asks whom for which rows, exactly from id batches or in expectation."""

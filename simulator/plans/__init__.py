@@ -1,0 +1,1 @@
+"""Plans resolved: every table cut into shards, each with its owner."""

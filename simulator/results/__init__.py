@@ -1,0 +1,1 @@
+"""What a predicted step means: reports, signals, advice, sweeps, plots, timelines, explanations."""

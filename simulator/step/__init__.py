@@ -1,0 +1,1 @@
+"""One step: costs, the step program, the engine, memory, the prediction."""

@@ -1,0 +1,297 @@
+"""Runs a step program in simulated time: SimPy drives the collectives, everything between them is arithmetic.
+
+Every operation of every step is a node of a graph. An edge (predecessor, lag) says: not before the predecessor's end
+plus the lag, on the same rank. Edges come from dependencies, from stream order and from the host, which issues the
+operations one after the other and stops where it must wait. Compute nodes are resolved as vectors over ranks the
+moment their predecessors are known; only a collective needs simulated time: it starts when its last member joins
+and shares links with whatever else is in flight. So the events of a step are its collectives, whatever the world size.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict, deque
+from collections.abc import Callable, Hashable, Iterable
+from dataclasses import dataclass
+from functools import partial
+from typing import cast
+
+import numpy as np
+import simpy
+from numpy.typing import NDArray
+
+from foreshard.simulator.comms.collectives import Lowered, lower
+from foreshard.simulator.comms.network import Network
+from foreshard.simulator.job.program import Collective, Compute, Dep, Op, StepProgram
+from foreshard.topologies.cluster import Cluster
+from foreshard.topologies.errors import DeadlockError, InputError
+
+__all__ = ["Engine", "Timeline"]
+
+FloatArray = NDArray[np.float64]
+IntArray = NDArray[np.int64]
+Key = tuple[int, int]  # (node, group) of a collective in flight
+Lowering = Callable[[Cluster, Collective], tuple[Lowered, ...]]
+
+_NAMED = 8  # ranks named in an error before it says "and N more"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Timeline:
+    """Times of every operation, `start` and `end` [steps, ops, ranks] in seconds; NaN where a rank has no part.
+
+    `begun` [steps, ops, ranks]: when the last member had joined the collective (its start, for compute).
+    `link_bytes` [links] moved in all steps; `events` SimPy events processed.
+    """
+
+    start: FloatArray
+    begun: FloatArray
+    end: FloatArray
+    link_bytes: FloatArray
+    events: int
+
+
+class Engine:
+    """One simulation of `steps` successive steps of a program on a cluster."""
+
+    def __init__(self, program: StepProgram, cluster: Cluster, steps: int, lowering: Lowering = lower) -> None:
+        self._program = program
+        self._cluster = cluster
+        self._steps = steps
+        self._ops = program.ops
+        self._index = {op.name: i for i, op in enumerate(program.ops)}
+        if len(self._index) != len(program.ops):
+            raise InputError("two operations of a step program have the same name: give each its own")
+        nodes = steps * len(program.ops)
+        shape = (nodes, program.world_size)
+        self._start = np.zeros(shape)
+        self._begun = np.full(shape, np.nan)
+        self._end = np.full(shape, np.nan)
+        self._issued = np.zeros(shape)  # the host has launched the operation's last kernel
+        self._pending = np.zeros(shape, dtype=np.int16)
+        self._successors: list[list[tuple[int, float]]] = [[] for _ in range(nodes)]
+        self._host_edges: dict[int, list[tuple[int, float, float]]] = defaultdict(list)
+        self._points: list[FloatArray] = []  # host waiting points: time [ranks]
+        self._points_pending: list[IntArray] = []
+        self._point_waits: dict[int, list[int]] = defaultdict(list)
+        self._next_point: list[float] = []
+        self._lowering = lowering
+        self._lowered: dict[int, tuple[Lowered, ...]] = {}
+        self._joined: dict[int, IntArray] = {}
+        self._joined_at: dict[int, FloatArray] = {}
+        self._phase: dict[Key, int] = {}
+        self._todo: deque[Callable[[], None]] = deque()
+        self._env = simpy.Environment()
+        self._starts: dict[float, list[Key]] = {}
+        self._events = 0
+        self._network = Network(self._env, cluster.link_usable, self._finished)
+        self._connect()
+
+    # -- the graph ---------------------------------------------------------------------------------------------
+
+    def _connect(self) -> None:
+        """Build edges: dependencies, stream order, and the host's issue order with its waiting points."""
+        last_on_stream: dict[str, int] = {}
+        issued = 0.0
+        self._new_point([], 0.0)
+        for step in range(self._steps):
+            for index, op in enumerate(self._ops):
+                node = step * len(self._ops) + index
+                waits = self._nodes(op.host_waits, step)
+                if waits:
+                    self._new_point(waits, issued)
+                    issued = 0.0
+                first = issued + op.host_s / max(op.launches, 1)
+                issued += op.host_s
+                self._host_edges[len(self._points) - 1].append((node, first, issued))
+                before = set(self._nodes(op.deps, step))
+                if op.stream in last_on_stream:
+                    before.add(last_on_stream[op.stream])
+                for predecessor in sorted(before):
+                    self._successors[predecessor].append((node, 0.0))
+                self._pending[node] = len(before) + 1
+                last_on_stream[op.stream] = node
+                if isinstance(op.work, Collective):
+                    self._joined[node] = np.zeros(len(op.work.groups), dtype=np.int64)
+                    self._joined_at[node] = np.zeros(len(op.work.groups))
+
+    def _new_point(self, waits: list[int], issued: float) -> None:
+        """Add a host waiting point after `waits` and after `issued` seconds of issuing since the last point."""
+        point = len(self._points)
+        ranks = self._program.world_size
+        self._points.append(np.zeros(ranks))
+        self._points_pending.append(np.full(ranks, len(waits) + (point > 0), dtype=np.int64))
+        self._next_point.append(issued)
+        for node in waits:
+            self._point_waits[node].append(point)
+
+    def _nodes(self, deps: Iterable[Dep], step: int) -> list[int]:
+        """Nodes that dependencies of an operation of `step` mean; those before the first step count as done."""
+        nodes = []
+        for dep in deps:
+            if dep.op not in self._index:
+                raise InputError(f"the step program depends on {dep.op!r}, which it does not contain")
+            if step >= dep.steps_back:
+                nodes.append((step - dep.steps_back) * len(self._ops) + self._index[dep.op])
+        return nodes
+
+    # -- resolving, vectorised over ranks ----------------------------------------------------------------------
+
+    def _resolve_point(self, point: int, ranks: IntArray) -> None:
+        """The host of `ranks` is past waiting point `point`: issue the operations up to the next one."""
+        now = self._points[point][ranks]
+        for node, first, issued in self._host_edges[point]:
+            self._issued[node, ranks] = now + issued
+            self._arrive(node, ranks, now + first)
+        following = point + 1
+        if following < len(self._points):
+            self._arrive_point(following, ranks, now + self._next_point[following])
+
+    def _arrive_point(self, point: int, ranks: IntArray, times: FloatArray) -> None:
+        at, pending = self._points[point], self._points_pending[point]
+        at[ranks] = np.maximum(at[ranks], times)
+        pending[ranks] -= 1
+        ready = ranks[pending[ranks] == 0]
+        if len(ready):
+            self._todo.append(partial(self._resolve_point, point, ready))
+
+    def _arrive(self, node: int, ranks: IntArray, times: FloatArray) -> None:
+        """One predecessor of `node` is known on `ranks`; resolve the ranks for which it was the last."""
+        start, pending = self._start[node], self._pending[node]
+        start[ranks] = np.maximum(start[ranks], times)
+        pending[ranks] -= 1
+        ready = ranks[pending[ranks] == 0]
+        if not len(ready):
+            return
+        work = self._ops[node % len(self._ops)].work
+        if isinstance(work, Compute):
+            self._begun[node, ready] = start[ready]
+            ends = np.maximum(start[ready] + work.seconds[ready], self._issued[node, ready])
+            self._todo.append(partial(self._complete, node, ready, ends))
+        else:
+            self._join(node, work, ready)
+
+    def _complete(self, node: int, ranks: IntArray, ends: FloatArray) -> None:
+        finite = np.isfinite(ends)
+        if not finite.all():  # a rank that never gets there: whoever waits for it will be told
+            ranks, ends = ranks[finite], ends[finite]
+        self._end[node, ranks] = ends
+        for successor, lag in self._successors[node]:
+            self._arrive(successor, ranks, ends + lag)
+        for point in self._point_waits.get(node, ()):
+            self._arrive_point(point, ranks, ends)
+
+    def _drain(self) -> None:
+        """Follow every consequence of what is now known; a queue, since chains are longer than Python's stack."""
+        while self._todo:
+            self._todo.popleft()()
+
+    # -- collectives in simulated time -------------------------------------------------------------------------
+
+    def _join(self, node: int, work: Collective, ranks: IntArray) -> None:
+        """`ranks` have reached the collective; start it in every group that is now complete."""
+        groups = work.groups.group_of[ranks]
+        np.maximum.at(self._joined_at[node], groups, self._start[node, ranks])
+        joined = self._joined[node]
+        np.add.at(joined, groups, 1)
+        touched = np.unique(groups)
+        idle = []  # nothing to move, as in a group of one rank
+        for group in touched[joined[touched] == work.groups.sizes[touched]].tolist():
+            members = work.groups.members[group]
+            begun = float(self._joined_at[node][group])
+            self._begun[node, members] = begun
+            self._phase[node, group] = -1
+            if not self._advance((node, group), begun):
+                idle.append(members)
+        if idle:
+            ranks = np.concatenate(idle)
+            self._todo.append(partial(self._complete, node, ranks, self._begun[node, ranks]))
+
+    def _lower(self, node: int) -> tuple[Lowered, ...]:
+        index = node % len(self._ops)
+        if index not in self._lowered:
+            work = self._ops[index].work
+            assert isinstance(work, Collective)
+            self._lowered[index] = self._lowering(self._cluster, work)
+        return self._lowered[index]
+
+    def _advance(self, key: Key, now: float) -> bool:
+        """Put the next phase of a collective on the clock; False if there is none left."""
+        phases = self._lower(key[0])[key[1]].phases
+        self._phase[key] += 1
+        if self._phase[key] >= len(phases):
+            return False
+        at = now + phases[self._phase[key]].latency_s
+        if at not in self._starts:
+            self._starts[at] = []
+            event = self._env.timeout(max(0.0, at - self._env.now))
+            event.callbacks.append(partial(self._begin_transfers, at))
+            self._events += 1
+        self._starts[at].append(key)
+        return True
+
+    def _begin_transfers(self, at: float, _: simpy.Event) -> None:
+        for key in sorted(self._starts.pop(at)):
+            phase = self._lower(key[0])[key[1]].phases[self._phase[key]]
+            self._network.start(key, phase.links, phase.nbytes, phase.floor_s)
+
+    def _finished(self, keys: list[Hashable]) -> None:
+        """Transfers ended now: begin their next phases, or complete the collectives, all groups of one at once."""
+        done: dict[int, list[int]] = defaultdict(list)
+        for key in sorted(cast(list[Key], keys)):
+            if not self._advance(key, self._env.now):
+                done[key[0]].append(key[1])
+        for node, groups in done.items():
+            work = self._ops[node % len(self._ops)].work
+            assert isinstance(work, Collective)
+            ranks = np.concatenate([work.groups.members[group] for group in groups])
+            self._todo.append(partial(self._complete, node, ranks, np.full(len(ranks), self._env.now)))
+        self._drain()
+
+    # -- running -----------------------------------------------------------------------------------------------
+
+    def run(self) -> Timeline:
+        """Run all steps and return their times. Raises DeadlockError if a collective's member never joins."""
+        self._resolve_point(0, np.arange(self._program.world_size))
+        self._drain()
+        self._env.run()
+        self._check_complete()
+        shape = (self._steps, len(self._ops), self._program.world_size)
+        return Timeline(
+            start=self._start.reshape(shape),
+            begun=self._begun.reshape(shape),
+            end=self._end.reshape(shape),
+            link_bytes=self._network.link_bytes,
+            events=self._events + self._network.events,
+        )
+
+    def lowered(self, op: Op) -> tuple[Lowered, ...]:
+        """How the collective of `op` was carried out, group by group."""
+        return self._lower(self._index[op.name])
+
+    def _check_complete(self) -> None:
+        for node in range(len(self._end)):
+            op = self._ops[node % len(self._ops)]
+            if isinstance(op.work, Compute):
+                continue
+            for group, members in enumerate(op.work.groups.members):
+                there = self._pending[node, members] == 0
+                if there.any() and not there.all():
+                    raise DeadlockError(
+                        f"collective {op.name!r} (group {group}, step {node // len(self._ops)}) never started: "
+                        f"{_ranks(members[there])} wait for {_ranks(members[~there])}, which never joined"
+                    )
+        unfinished = np.argwhere(np.isnan(self._end))
+        if len(unfinished):
+            node = int(unfinished[0, 0])
+            ranks = np.flatnonzero(np.isnan(self._end[node]))
+            raise DeadlockError(
+                f"operation {self._ops[node % len(self._ops)].name!r} (step {node // len(self._ops)}) never finished "
+                f"on {_ranks(ranks)}: it waits for itself, or its work has no end"
+            )
+
+
+def _ranks(ranks: IntArray) -> str:
+    """Ranks in words: "ranks 0, 1, 2 and 5 more"."""
+    named = ", ".join(str(rank) for rank in ranks[:_NAMED])
+    more = f" and {len(ranks) - _NAMED} more" if len(ranks) > _NAMED else ""
+    return f"rank {named}" if len(ranks) == 1 else f"ranks {named}{more}"

@@ -1,0 +1,67 @@
+"""Operations of a step in the order in which the host issues them, each with its launches and host time."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from foreshard.simulator.job.program import Collective, Compute, Dep, Op, Stage, Stream
+from foreshard.simulator.step.costs import CostModel
+
+__all__ = ["OpList"]
+
+FloatArray = NDArray[np.float64]
+
+
+@dataclass(slots=True, kw_only=True)
+class OpList:
+    """Operations added so far; `costs` says what issuing them takes."""
+
+    costs: CostModel
+    ops: list[Op] = field(default_factory=list)
+
+    def compute(
+        self, name: str, stage: Stage, stream: Stream, seconds: FloatArray, launches: float,
+        *, deps: tuple[Dep, ...] = (), batch: int = 0,
+    ) -> None:  # fmt: skip
+        """Add work of `seconds` [ranks] that the host issues as so many kernel launches."""
+        count = round(launches)
+        self.ops.append(
+            Op(
+                name=name,
+                label=_label(name),
+                stage=stage,
+                stream=stream,
+                work=Compute(seconds=seconds),
+                deps=deps,
+                batch=batch,
+                launches=count,
+                host_s=self.costs.host(count),
+            )
+        )
+
+    def collective(
+        self, name: str, stage: Stage, stream: Stream, work: Collective,
+        *, deps: tuple[Dep, ...] = (), batch: int = 0, waits: tuple[Dep, ...] = (), label: str | None = None,
+    ) -> None:  # fmt: skip
+        """Add a collective; the host stops until the operations in `waits` are done before it issues it."""
+        self.ops.append(
+            Op(
+                name=name,
+                label=label or _label(name),
+                stage=stage,
+                stream=stream,
+                work=work,
+                deps=deps,
+                batch=batch,
+                host_s=self.costs["host_per_collective"],
+                host_waits=waits,
+            )
+        )
+
+
+def _label(name: str) -> str:
+    """The span's name in TorchRec's words: the part before the first dot."""
+    return name.split(".", 1)[0]

@@ -1,0 +1,274 @@
+"""From a scenario to a predicted step: resolve, demand, program, simulate."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from foreshard.simulator.comms.collectives import Lowered
+from foreshard.simulator.job.batches import JaggedBatch
+from foreshard.simulator.job.demand import Demand
+from foreshard.simulator.job.layout import ResolvedLayout, Sync, resolve_layout
+from foreshard.simulator.job.program import Collective, Op, StepProgram
+from foreshard.simulator.job.scenario import ClusterChoice, Scenario
+from foreshard.simulator.job.sharding import ShardedTable
+from foreshard.simulator.job.trace import CollectiveInfo, OpInfo, StepTrace
+from foreshard.simulator.lookups.plan_demand import exact_demand_of_plans, expected_demand_of_plans
+from foreshard.simulator.lookups.recorded import RecordedBatches
+from foreshard.simulator.lookups.sampling import SampledBatches
+from foreshard.simulator.plans.placement import resolve_plan_by_size
+from foreshard.simulator.step.constants import cost_constants, with_machine_constants
+from foreshard.simulator.step.costs import CostModel
+from foreshard.simulator.step.engine import Engine, Timeline
+from foreshard.simulator.step.steps import build_program
+from foreshard.topologies.cluster import Cluster
+from foreshard.topologies.clusterfile import load_cluster_file
+from foreshard.topologies.presets import load_preset
+
+FloatArray = NDArray[np.float64]
+
+__all__ = ["Prediction", "SyncSteps", "load_cluster", "predict", "simulate", "simulate_program"]
+
+
+class SyncSteps:
+    """Step traces of a 2D layout by what replicas do in the step; each is simulated when first asked for."""
+
+    def __init__(self, step: Callable[[Sync | None], StepTrace]) -> None:
+        self._step = step
+
+    @cached_property
+    def plain(self) -> StepTrace:
+        """The step without any synchronisation of replicas."""
+        return self._step(None)
+
+    @cached_property
+    def weights(self) -> StepTrace:
+        """The step that averages whole shards over the replicas."""
+        return self._step("weights")
+
+    @cached_property
+    def gradients(self) -> StepTrace:
+        """The step that exchanges the gradients of the rows it touched."""
+        return self._step("gradients")
+
+    @cached_property
+    def fully_sharded(self) -> StepTrace:
+        """The step in which replicas hold parts of each other's weights."""
+        return self._step("fully_sharded")
+
+    def of(self, sync: Sync | None) -> StepTrace:
+        """The step with one way to synchronise, None for none."""
+        match sync:
+            case None:
+                return self.plain
+            case "weights":
+                return self.weights
+            case "gradients":
+                return self.gradients
+            case "fully_sharded":
+                return self.fully_sharded
+
+    def average_weights_s(self, interval: int) -> float:
+        """Mean step time in seconds when weights are averaged every `interval` steps."""
+        if interval == 1:
+            return self.weights.step_time_s
+        return self.plain.step_time_s + (self.weights.step_time_s - self.plain.step_time_s) / interval
+
+
+class Prediction:
+    """Everything known about the predicted step of one scenario; the pieces are computed when first asked for."""
+
+    def __init__(self, scenario: Scenario, cluster: Cluster | None = None) -> None:
+        self.scenario = scenario
+        self.cluster = with_machine_constants(cluster or load_cluster(scenario.cluster), scenario.constants)
+        self.layout: ResolvedLayout = resolve_layout(scenario.layout, self.cluster.size)
+        self.costs = CostModel(self.cluster, cost_constants(scenario.constants))
+
+    @property
+    def local_group_size(self) -> int:
+        """Ranks of a sharding group that share a node; of the first group where groups differ in size."""
+        return self.layout.group_shapes(self.cluster.node_of)[0][1]
+
+    @cached_property
+    def plans(self) -> tuple[tuple[ShardedTable, ...], ...]:
+        """Every table with its owners in sharding groups of each size, sizes in the order of `layout.by_size()`."""
+        scenario = self.scenario
+        return resolve_plan_by_size(scenario.plan, scenario.workload.tables, self.layout, self.cluster.node_of)
+
+    @property
+    def sharded(self) -> tuple[ShardedTable, ...]:
+        """Every table with its owners in the sharding group; in the first one where groups differ in size."""
+        return self.plans[0]
+
+    def sharded_for(self, rank: int) -> tuple[ShardedTable, ...]:
+        """Every table with its owners in the sharding group of a rank."""
+        return self.plans[self.layout.size_index(rank)]
+
+    @cached_property
+    def demand(self) -> Demand:
+        """Ids, vectors and rows that one step asks of every rank."""
+        return self._demand(count_rows=True)
+
+    @cached_property
+    def memory_demand(self) -> Demand:
+        """The demand as far as memory depends on it: unless replicas exchange rows, distinct rows are left out."""
+        exchanged = self.layout.replicas > 1 and self.scenario.layout.sync == "gradients"
+        if exchanged or "demand" in self.__dict__ or self.scenario.execution.routing != "expected":
+            return self.demand
+        return self._demand(count_rows=False)
+
+    def _demand(self, *, count_rows: bool) -> Demand:
+        workload, execution = self.scenario.workload, self.scenario.execution
+        layout, node_of = self.layout, self.cluster.node_of
+        if execution.routing != "expected":
+            batches = self.batches()
+            return exact_demand_of_plans(
+                workload, self.plans, layout, node_of, batches, optimizer=execution.optimizer, dedup=execution.dedup
+            )
+        return expected_demand_of_plans(
+            workload, self.plans, layout, node_of, execution.optimizer, count_rows=count_rows, dedup=execution.dedup
+        )
+
+    def batches(self) -> Sequence[JaggedBatch]:
+        """The batch of every rank, drawn or recorded."""
+        workload, execution = self.scenario.workload, self.scenario.execution
+        if execution.routing == "replayed":
+            return RecordedBatches.of(workload, self.layout.world_size)
+        return SampledBatches(workload, self.layout.world_size, execution.seed)
+
+    def program(self, sync: Sync | None) -> StepProgram:
+        """The step program with replicas synchronised by `sync`."""
+        return build_program(self.scenario, self.layout, self.sharded, self.demand, self.costs, sync=sync)
+
+    @cached_property
+    def trace(self) -> StepTrace:
+        """The step a reader wants to see: with its synchronisation if that happens every step, else without."""
+        if self.sync is None:
+            return simulate_program(self.program(None), self.cluster)
+        return self.sync.of(self.shown_sync)
+
+    @property
+    def shown_sync(self) -> Sync | None:
+        """How replicas synchronise in the step of `trace`; None where they do not, or not in every step."""
+        layout = self.scenario.layout
+        if self.layout.replicas == 1 or (layout.sync == "weights" and layout.sync_interval > 1):
+            return None
+        return layout.sync
+
+    @cached_property
+    def sync(self) -> SyncSteps | None:
+        """The step with each way to synchronise replicas; None where there is one replica."""
+        if self.layout.replicas == 1:
+            return None
+        return SyncSteps(lambda sync: simulate_program(self.program(sync), self.cluster))
+
+    @property
+    def step_time_s(self) -> float:
+        """Predicted mean step time in seconds, synchronisation averaged over its interval."""
+        layout = self.scenario.layout
+        if self.sync is not None and layout.sync == "weights":
+            return self.sync.average_weights_s(layout.sync_interval)
+        return self.trace.step_time_s
+
+
+def load_cluster(choice: ClusterChoice) -> Cluster:
+    """Return the cluster a scenario names. Raises InputError for an unknown preset or a bad file."""
+    if choice.file is not None:
+        return load_cluster_file(choice.file, nodes=choice.nodes, degrade=dict(choice.degrade))
+    return load_preset(choice.preset or "", nodes=choice.nodes, degrade=dict(choice.degrade))
+
+
+def predict(scenario: Scenario) -> Prediction:
+    """Return the prediction of one training step of `scenario`. Raises InputError for contradictions."""
+    prediction = Prediction(scenario)
+    prediction.trace  # noqa: B018  simulate now, so that errors appear here
+    return prediction
+
+
+def simulate(scenario: Scenario) -> StepTrace:
+    """Return the predicted StepTrace of one steady-state step of `scenario`."""
+    return Prediction(scenario).trace
+
+
+def simulate_program(program: StepProgram, cluster: Cluster) -> StepTrace:
+    """Run the program past its warm-up and return its steady-state step, seconds from the step's start.
+
+    The step time is the distance between the ends of the last compute operation, on the slowest rank, of two
+    successive steps.
+    """
+    steps = program.warmup_steps + 1
+    engine = Engine(program, cluster, steps)
+    timeline = engine.run()
+    marks = timeline.end[:, _last_compute(program)].max(axis=1)
+    origin = marks[-2]
+    return StepTrace(
+        source="predicted",
+        ops=tuple(_describe(op, timeline, engine.lowered, index) for index, op in enumerate(program.ops)),
+        start_s=timeline.start[-1] - origin,
+        end_s=timeline.end[-1] - origin,
+        wait_s=np.maximum(timeline.begun[-1] - timeline.start[-1], 0.0),
+        launch_s=np.stack([_launch_waits(op, timeline, index) for index, op in enumerate(program.ops)]),
+        host_s=sum(op.host_s for op in program.ops),
+        step_time_s=float(marks[-1] - origin),
+        events=timeline.events,
+        link_bytes=timeline.link_bytes / steps,
+    )
+
+
+def _last_compute(program: StepProgram) -> int:
+    return max(index for index, op in enumerate(program.ops) if op.stream == "compute")
+
+
+def _launch_waits(op: Op, timeline: Timeline, index: int) -> FloatArray:
+    """Seconds of a compute span beyond its work: the device waits for launches, [ranks]; none in a collective."""
+    if isinstance(op.work, Collective):
+        return np.zeros(timeline.end.shape[-1])
+    waited: FloatArray = np.maximum(timeline.end[-1, index] - timeline.begun[-1, index] - op.work.seconds, 0.0)
+    return waited
+
+
+def _describe(op: Op, timeline: Timeline, lowered: Callable[[Op], tuple[Lowered, ...]], index: int) -> OpInfo:
+    """The operation as the trace keeps it; of a collective, the group that took longest."""
+    info = None
+    if isinstance(op.work, Collective):
+        info = _collective_info(op.work, lowered(op), timeline.end[-1, index] - timeline.begun[-1, index])
+    return OpInfo(name=op.name, label=op.label, stage=op.stage, stream=op.stream, batch=op.batch, collective=info)
+
+
+def _collective_info(work: Collective, groups: tuple[Lowered, ...], durations: FloatArray) -> CollectiveInfo:
+    slowest = int(work.groups.group_of[int(np.argmax(durations))])
+    out, into = _busiest(work)
+    sizes = work.groups.sizes
+    joined = sizes[sizes > 1] if sizes.max() > 1 else sizes
+    return CollectiveInfo(
+        kind=work.kind,
+        algorithm=groups[slowest].algorithm,
+        group_size=int(joined.max()),
+        groups=len(joined),
+        max_bytes_out=out,
+        max_bytes_in=into,
+        time_s=float(durations.max()),
+        bound_s=groups[slowest].bound_s,
+        bottleneck=groups[slowest].bottleneck,
+        group_sizes=tuple(np.unique(joined).tolist()),
+    )
+
+
+def _busiest(work: Collective) -> tuple[float, float]:
+    """Most bytes that any rank must send to others and receive from others, whatever the algorithm.
+
+    With n members: reduce_scatter and all_gather (n - 1)/n of the size, all_reduce both after one another.
+    """
+    if work.kind == "all_to_all":
+        return (
+            max(float(pairs.bytes_out().max()) for pairs in work.traffic),
+            max(float(pairs.bytes_in().max()) for pairs in work.traffic),
+        )
+    rounds = {"all_reduce": 2, "reduce_scatter": 1, "all_gather": 1, "broadcast": 1}[work.kind]
+    moved = max(
+        rounds * work.nbytes_of(group) * (size - 1) / size for group, size in enumerate(work.groups.sizes.tolist())
+    )
+    return moved, moved

@@ -1,0 +1,399 @@
+"""Builds the step program of a training job: the seven stages for every sharding kind, layout and pipeline.
+
+The operations and their order are those recorded from TorchRec 1.9 (TrainPipelineBase and TrainPipelineSparseDist):
+per sharding kind id splits, lengths and values; pooled vectors by all-to-all or reduce-scatter; the backward twins in
+reverse order; the dense all-reduce. In 2D the exchanges stay in the sharding groups and replicas are synchronised.
+With deduplication the batch owner makes ids distinct first, pools distinct vectors last, and mirrors both backward.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from foreshard.simulator.job.codecs import FULL_BYTES, carried, codec_bytes, wire_bytes
+from foreshard.simulator.job.demand import Demand, FamilyDemand, ReplicaDemand, vector_width
+from foreshard.simulator.job.handed import given, received
+from foreshard.simulator.job.layout import Groups, ResolvedLayout, Sync
+from foreshard.simulator.job.program import Collective, CollectiveKind, Dep, Op, Stage, StepProgram, Stream
+from foreshard.simulator.job.scenario import Optimizer, Scenario
+from foreshard.simulator.job.sharding import ShardedTable
+from foreshard.simulator.job.traffic import PairBytes
+from foreshard.simulator.job.workload import DataType
+from foreshard.simulator.step.costs import INDEX_BYTES, LENGTH_BYTES, CostModel
+from foreshard.simulator.step.op_list import OpList
+
+__all__ = ["build_program", "family_name"]
+
+FloatArray = NDArray[np.float64]
+
+_SPLIT_TENSORS = 3  # splits of keys, lengths and values travel together: 6 elements for 2 ranks as recorded
+
+# Elements read and written per parameter: gradient and parameter, and the state, which row-wise AdaGrad keeps per row.
+_ACCESSES: dict[Optimizer, int] = {"sgd": 3, "rowwise_adagrad": 3, "adagrad": 5, "adam": 7}
+_WARMUP = {"base": 2, "sparse_dist": 3}
+
+
+def family_name(family: FamilyDemand) -> str:
+    """The name of a sharding kind's operations: "row_wise", or "row_wise.sequence" for sequence tables."""
+    return family.sharding if family.pooled else f"{family.sharding}.sequence"
+
+
+def build_program(
+    scenario: Scenario,
+    layout: ResolvedLayout,
+    sharded: tuple[ShardedTable, ...],
+    demand: Demand,
+    costs: CostModel,
+    *,
+    sync: Sync | None,
+) -> StepProgram:
+    """Return the program of one steady-state step; `sync` says how replicas are synchronised in it (None: not)."""
+    builder = _Builder(scenario, layout, sharded, demand, sync if layout.replicas > 1 else None, costs=costs)
+    ops = builder.sparse_dist() if scenario.execution.pipeline == "sparse_dist" else builder.base()
+    return StepProgram(world_size=layout.world_size, ops=ops, warmup_steps=_WARMUP[scenario.execution.pipeline])
+
+
+@dataclass(slots=True)
+class _Builder(OpList):
+    scenario: Scenario
+    layout: ResolvedLayout
+    sharded: tuple[ShardedTable, ...]
+    demand: Demand
+    sync: Sync | None
+
+    # -- pipelines: the order in which the host issues one step ------------------------------------------------
+
+    def base(self) -> tuple[Op, ...]:
+        """TrainPipelineBase: only the copy of the next batch overlaps; each split exchange stops the host."""
+        for family in self.demand.families:
+            self.splits([family], suffix=family_name(family), batch=0)
+        for family in self.demand.families:
+            self.tensors(family, batch=0, waits=f"input_dist.splits.{family_name(family)}")
+        self.forward(routed_steps_back=0)
+        self.copy_batch(ahead=1)
+        self.backward()
+        return tuple(self.ops)
+
+    def sparse_dist(self) -> tuple[Op, ...]:
+        """TrainPipelineSparseDist: input_dist of batch i + 1 under forward and backward of i, copy of i + 2."""
+        self.splits(self.demand.families, suffix="fused", batch=1)
+        self.copy_batch(ahead=2)
+        self.forward(routed_steps_back=1)
+        for family in self.demand.families:
+            self.tensors(family, batch=1, waits="input_dist.splits.fused")
+        self.backward()
+        return tuple(self.ops)
+
+    @property
+    def routing_stream(self) -> Stream:
+        """Where ids are permuted: a stream of its own under sparse_dist, in line with the forward under base."""
+        return "data_dist" if self.scenario.execution.pipeline == "sparse_dist" else "compute"
+
+    # -- stage 1 and 2 -----------------------------------------------------------------------------------------
+
+    def copy_batch(self, *, ahead: int) -> None:
+        dense_inputs = self.scenario.workload.dense.input_features
+        nbytes = self.demand.batch_ids * INDEX_BYTES + self.demand.batch_lengths * LENGTH_BYTES
+        nbytes = nbytes + self.scenario.workload.batch_size * dense_inputs * FULL_BYTES
+        seconds = self.costs.copy_in(nbytes)
+        self.compute(
+            "copy_batch_to_device", "batch_input", "copy", seconds, self.costs["copy_batch_launches"], batch=ahead
+        )
+
+    def splits(self, families: tuple[FamilyDemand, ...] | list[FamilyDemand], *, suffix: str, batch: int) -> None:
+        """Permute or bucketise the ids of the batch and tell every peer how many come (the host needs the answer)."""
+        if not families:
+            return
+        copied = (Dep("copy_batch_to_device", 1),)
+        for family in families:
+            if family.own is not None:
+                self.compute(
+                    f"input_dist.dedup.{family_name(family)}", "lookup_routing", self.routing_stream,
+                    self.costs.distinct(family.own), self.costs["dedup_launches"], deps=copied, batch=batch,
+                )  # fmt: skip
+            nbytes = 2 * INDEX_BYTES * given(family.ids)
+            self.compute(
+                f"input_dist.permute.{family_name(family)}", "lookup_routing", self.routing_stream,
+                self.costs.stream(nbytes), self.costs["input_dist_launches"], deps=copied, batch=batch,
+            )  # fmt: skip
+        size = float(_SPLIT_TENSORS * INDEX_BYTES * len(families))
+        groups = self.layout.sharding
+        traffic = tuple(PairBytes.uniform(len(group), size * len(group)) for group in _distinct(groups))
+        last = f"input_dist.permute.{family_name(families[-1])}"
+        self.collective(
+            f"input_dist.splits.{suffix}", "lookup_routing", "comm",
+            Collective(kind="all_to_all", groups=groups, traffic=traffic), deps=(Dep(last),), batch=batch,
+        )  # fmt: skip
+
+    def tensors(self, family: FamilyDemand, *, batch: int, waits: str) -> None:
+        """Lengths, then values, then putting what came in table order (recat)."""
+        name = family_name(family)
+        self.collective(
+            f"input_dist.lengths.{name}", "lookup_routing", "comm", family.lengths.scaled(LENGTH_BYTES),
+            batch=batch, waits=(Dep(waits),),
+        )  # fmt: skip
+        self.collective(
+            f"input_dist.values.{name}", "lookup_routing", "comm", family.ids.scaled(INDEX_BYTES), batch=batch
+        )
+        nbytes = 2 * INDEX_BYTES * received(family.ids)
+        self.compute(
+            f"input_dist.recat.{name}", "lookup_routing", self.routing_stream, self.costs.stream(nbytes),
+            self.costs["recat_launches"], deps=(Dep(f"input_dist.values.{name}"),), batch=batch,
+        )  # fmt: skip
+
+    # -- stage 3 and the forward of stage 4 --------------------------------------------------------------------
+
+    def forward(self, *, routed_steps_back: int) -> None:
+        """Look up, return vectors, and run the dense forward once every vector of the rank's own batch is there."""
+        synced = self._replicas_ready()
+        joined = [op for family in self.demand.families for op in self.vectors(family, routed_steps_back, synced)]
+        copied = Dep("copy_batch_to_device", 2 if routed_steps_back else 1)
+        if self.demand.data_parallel.lookups.any():
+            seconds = self.costs.lookup(self.demand.data_parallel, FULL_BYTES)
+            launches = self.costs["lookup_launches"]
+            self.compute("lookup.data_parallel", "vector_return", "compute", seconds, launches, deps=(copied,))
+        dense = self.scenario.workload.dense
+        launches = self.costs.forward_launches(dense)
+        seconds = np.maximum(
+            self.costs.gemms(dense, self.scenario.workload.batch_size, backward=False),
+            launches * self.costs["kernel_floor"],
+        )
+        self.compute("forward", "local_compute", "compute", seconds, launches, deps=(*map(Dep, joined), copied))
+
+    def vectors(self, family: FamilyDemand, routed_steps_back: int, synced: tuple[Dep, ...]) -> tuple[str, ...]:
+        """Look up one family's rows on their owners and return the vectors; the operations the forward waits for."""
+        name, precision, dim = family_name(family), self.scenario.comms.forward, self.row_dim(family)
+        routed = Dep(f"input_dist.recat.{name}", routed_steps_back)
+        self.compute(
+            f"lookup.{name}", "vector_return", "compute", self.costs.lookup(family.local, FULL_BYTES),
+            self.costs["lookup_launches"], deps=(routed, *synced),
+        )  # fmt: skip
+        released = self.release_weights(family)
+        last = self.exchange(family.output, "output_dist", name, "vector_return", precision, dim, f"lookup.{name}")
+        moved = received(family.output[-1]) * 2 * FULL_BYTES
+        self.compute(
+            f"output_dist.join.{name}", "vector_return", "compute", self.costs.stream(moved),
+            self.costs["output_launches"], deps=(Dep(last),),
+        )  # fmt: skip
+        if family.own is None:
+            return (f"output_dist.join.{name}", *released)
+        self.compute(
+            f"output_dist.pool.{name}", "vector_return", "compute", self.costs.from_distinct(family.own),
+            self.costs["output_launches"], deps=(Dep(f"output_dist.join.{name}"),),
+        )  # fmt: skip
+        return (f"output_dist.pool.{name}", *released)
+
+    def exchange(
+        self,
+        hops: tuple[Collective, ...],
+        label: str,
+        name: str,
+        stage: Stage,
+        precision: DataType,
+        dim: float,
+        after: str,
+    ) -> str:
+        """Encode, exchange hop by hop, decode; the name of the last operation.
+
+        A hop that sums on the way carries a data type that can be summed; where hops differ, they are coded anew.
+        """
+        held: DataType = "fp32"
+        for index, hop in enumerate(hops):
+            suffix = name if len(hops) == 1 else f"{name}.{index + 1}"
+            wire = carried(hop.kind, precision)
+            if wire != held:
+                moved = codec_bytes(held, dim) + codec_bytes(wire, dim)
+                after = self.codec(f"{label}.encode.{suffix}", stage, given(hop) * moved, after)
+                held = wire
+            self.collective(
+                f"{label}.{suffix}", stage, "comm", hop.scaled(wire_bytes(wire, dim)), deps=(Dep(after),), label=label
+            )
+            after = f"{label}.{suffix}"
+        if held != "fp32":
+            after = self.codec(f"{label}.decode.{name}", stage, received(hops[-1]) * codec_bytes(held, dim), after)
+        return after
+
+    def codec(self, name: str, stage: Stage, nbytes: FloatArray, after: str) -> str:
+        launches = self.costs["codec_launches"]
+        self.compute(name, stage, "compute", self.costs.stream(nbytes), launches, deps=(Dep(after),))
+        return name
+
+    def row_dim(self, family: FamilyDemand) -> float:
+        return vector_width(family, self.sharded)
+
+    # -- backward: the rest of stage 4, then 5, 6 and 7 --------------------------------------------------------
+
+    def backward(self) -> None:
+        """Dense backward, gradients back to the owners, updates, dense and replica synchronisation."""
+        workload = self.scenario.workload
+        launches = self.costs.backward_launches(workload.dense)
+        seconds = np.maximum(
+            self.costs.gemms(workload.dense, workload.batch_size, backward=True), launches * self.costs["kernel_floor"]
+        )
+        self.compute("backward", "local_compute", "compute", seconds, launches)
+        self.replicated_gradients()
+        returned = [self.gradients(family) for family in reversed(self.demand.families)]
+        self.dense_all_reduce()
+        for family, after in zip(reversed(self.demand.families), returned, strict=True):
+            if self.sync == "gradients":  # the rows are written once, when all replicas' gradients are there
+                seconds = self.costs.sum_by_row(family.local, FULL_BYTES)
+            else:
+                seconds = self.costs.update(family.local, FULL_BYTES)
+            self.compute(
+                f"embedding_backward.{family_name(family)}", "sparse_gradient_return", "compute", seconds,
+                self.costs["embedding_backward_launches"], deps=(Dep(self.gather_weights(family, after)),),
+            )  # fmt: skip
+        self.replica_sync()
+        self.dense_optimizer()
+
+    def gradients(self, family: FamilyDemand) -> str:
+        """Return the gradients of one family's vectors to the row owners, mirroring the forward hop by hop."""
+        hops = tuple(hop.mirrored() for hop in reversed(family.output))
+        name, precision, after = family_name(family), self.scenario.comms.backward, "backward"
+        if family.own is not None:
+            after = f"output_dist_backward.unpool.{name}"
+            seconds = self.costs.to_distinct(family.own, given(hops[0]))
+            launches = self.costs["embedding_backward_launches"]
+            self.compute(after, "sparse_gradient_return", "compute", seconds, launches, deps=(Dep("backward"),))
+        return self.exchange(
+            hops, "output_dist_backward", name, "sparse_gradient_return", precision, self.row_dim(family), after
+        )
+
+    def replicated_gradients(self) -> None:
+        """Gradients of data_parallel tables, as large as the tables: cleared, then summed up row by row."""
+        local = self.demand.data_parallel
+        if not local.lookups.any():
+            return
+        cleared = float(self.demand.data_parallel_elements * FULL_BYTES)
+        seconds = self.costs.stream(cleared) + self.costs.sum_by_row(local, FULL_BYTES)
+        self.compute(
+            "embedding_backward.data_parallel", "sparse_gradient_return", "compute", seconds,
+            self.costs["embedding_backward_launches"],
+        )  # fmt: skip
+
+    def dense_all_reduce(self) -> None:
+        elements = self.scenario.workload.dense.num_parameters + self.demand.data_parallel_elements
+        if not elements:
+            return
+        work = Collective(
+            kind="all_reduce", groups=Groups.world(self.layout.world_size), nbytes=(float(elements * FULL_BYTES),)
+        )
+        stream: Stream = "comm" if self.layout.replicas == 1 else "dense_comm"  # one process group, one NCCL stream
+        replicated = self.demand.data_parallel.lookups.any()
+        after = "embedding_backward.data_parallel" if replicated else "backward"
+        self.collective("dense_all_reduce", "dense_gradient_sync", stream, work, deps=(Dep(after),))
+
+    def dense_optimizer(self) -> None:
+        accesses = float(self.scenario.workload.dense.num_parameters * _ACCESSES["adam"])
+        accesses += self.demand.data_parallel_elements * _ACCESSES[self.scenario.execution.optimizer]
+        if not accesses:
+            return
+        seconds = self.costs.stream(accesses * FULL_BYTES)
+        self.compute(
+            "dense_optimizer", "optimizer_update", "compute", seconds, self.costs["optimizer_launches"],
+            deps=(Dep("dense_all_reduce"),),
+        )  # fmt: skip
+
+    # -- replica synchronisation (2D) --------------------------------------------------------------------------
+
+    def replica_sync(self) -> None:
+        """Average whole shards (weights), or exchange the touched rows' gradients and apply them (gradients)."""
+        updated = tuple(Dep(f"embedding_backward.{family_name(family)}") for family in self.demand.families)
+        if self.sync == "weights" and updated:
+            for name, nbytes, groups in self._averaged():
+                self._over_replicas(name, "all_reduce", _of_first_member(nbytes, groups), groups, updated)
+        if self.sync == "gradients" and updated:
+            self._exchange_gradients(updated)
+
+    def _averaged(self) -> Iterator[tuple[str, FloatArray, Groups]]:
+        """(Operation, bytes [ranks], groups) of every all_reduce: weights and optimizer state, round by round."""
+        for suffix, replica in self._rounds():
+            yield f"replica_sync.weights{suffix}", replica.weight_bytes, replica.groups
+            if replica.state_elements.any():
+                yield f"replica_sync.state{suffix}", replica.state_elements * FULL_BYTES, replica.groups
+
+    def _rounds(self) -> Iterator[tuple[str, ReplicaDemand]]:
+        """The rounds of replica synchronisation, each with what it adds to an operation's name if there are several."""
+        rounds = self.demand.replica_rounds
+        for number, replica in enumerate(rounds, start=1):
+            yield (f".{number}" if len(rounds) > 1 else ""), replica
+
+    def _exchange_gradients(self, updated: tuple[Dep, ...]) -> None:
+        moved, gathered = np.zeros(self.layout.world_size), []
+        for suffix, replica in self._rounds():
+            own = replica.touched_rows * INDEX_BYTES + replica.touched_elements * FULL_BYTES
+            sizes = tuple(float(own[group].sum()) for group in replica.groups.members)
+            name = f"replica_sync.rows{suffix}"
+            self._over_replicas(name, "all_gather", sizes, replica.groups, updated)
+            gathered.append(Dep(name))
+            # Read what came; read and write the rows, write their sums.
+            moved += np.array(sizes)[replica.groups.group_of] + 3 * replica.union_elements * FULL_BYTES
+        self.compute(
+            "embedding_optimizer.replicas", "optimizer_update", "compute", moved / self.costs.update_rate,
+            self.costs["embedding_backward_launches"], deps=tuple(gathered),
+        )  # fmt: skip
+
+    def _replicas_ready(self) -> tuple[Dep, ...]:
+        """What a lookup waits for: the last step's averaging of the weights it reads.
+
+        Fully sharded weights are averaged after the lookup: it reads what the rank's own group wrote.
+        """
+        if self.sync != "weights" or not self.demand.families:
+            return ()
+        return tuple(Dep(name, 1) for name, _, _ in self._averaged())
+
+    def release_weights(self, family: FamilyDemand) -> tuple[str, ...]:
+        """Fully sharded: average the looked-up weights and keep 1 / replicas of them; what the forward waits for.
+
+        meta-pytorch/torchrec 1.9.2, ShardedBatchedFusedEmbeddingBag: a reduce_scatter that starts with the end of the
+        lookup and is waited for with the vectors. Weights that do not divide evenly are copied to be padded.
+        """
+        if self.sync != "fully_sharded":
+            return ()
+        name, replica = family_name(family), self._replica_groups()
+        padded = np.where(family.weight_elements % self.layout.replicas, family.weight_bytes, 0.0)
+        after = f"lookup.{name}"
+        if padded.any():
+            seconds = self.costs.stream(2 * padded)
+            self.compute(
+                f"replica_sync.pad.{name}", "dense_gradient_sync", "replica_comm", seconds, 1, deps=(Dep(after),)
+            )
+            after = f"replica_sync.pad.{name}"
+        sizes = _of_first_member(family.weight_bytes, replica)
+        self._over_replicas(f"replica_sync.reduce_scatter.{name}", "reduce_scatter", sizes, replica, (Dep(after),))
+        return (f"replica_sync.reduce_scatter.{name}",)
+
+    def gather_weights(self, family: FamilyDemand, after: str) -> str:
+        """Fully sharded: fetch the averaged weights back once their gradients have arrived; what the update waits for.
+
+        meta-pytorch/torchrec 1.9.2, the same class: an all_gather in the backward that the compute stream waits for.
+        """
+        if self.sync != "fully_sharded":
+            return after
+        name, replica = f"replica_sync.all_gather.{family_name(family)}", self._replica_groups()
+        self._over_replicas(name, "all_gather", _of_first_member(family.weight_bytes, replica), replica, (Dep(after),))
+        return name
+
+    def _replica_groups(self) -> Groups:
+        assert self.layout.replica is not None  # resolve_layout refuses fully sharded groups of different sizes
+        return self.layout.replica
+
+    def _over_replicas(
+        self, name: str, kind: CollectiveKind, nbytes: tuple[float, ...], groups: Groups, deps: tuple[Dep, ...]
+    ) -> None:
+        work = Collective(kind=kind, groups=groups, nbytes=nbytes)
+        self.collective(name, "dense_gradient_sync", "replica_comm", work, deps=deps)
+
+
+def _of_first_member(nbytes: FloatArray, groups: Groups) -> tuple[float, ...]:
+    """The bytes of each group, given those of every rank, which are equal among its members."""
+    return tuple(nbytes[[group[0] for group in groups.members]].tolist())
+
+
+def _distinct(groups: Groups) -> tuple[NDArray[np.int64], ...]:
+    """One group for all where all are of one size, else every group."""
+    return groups.members[:1] if len(set(groups.sizes.tolist())) == 1 else groups.members

@@ -1,0 +1,1 @@
+"""TorchRec's plans and planner: imports, exports, and its own estimates digit for digit."""
