@@ -84,8 +84,17 @@ def _length_problems(batch: JaggedBatch) -> Iterator[str]:
         yield f"feature {batch.features[feature]!r}, sample {sample}: length {length} is negative, expected 0 or more"
     if len(negative) > 3:
         yield f"{len(negative) - 3} more lengths are negative"
-    total = int(batch.lengths.sum())
-    if total != len(batch.values):
+    too_long = np.argwhere(batch.lengths > len(batch.values))  # before adding up, for a sum of such may wrap around
+    for feature, sample in too_long[:3]:
+        length = batch.lengths[feature, sample]
+        yield (
+            f"feature {batch.features[feature]!r}, sample {sample}: length {length} is more than the "
+            f"{len(batch.values)} ids of values: the file may be cut or mixed up"
+        )
+    if len(too_long) > 3:
+        yield f"{len(too_long) - 3} more lengths are above the number of ids"
+    total = 0 if len(too_long) else int(batch.lengths.sum())
+    if not len(too_long) and total != len(batch.values):
         yield f"lengths add up to {total} ids but values holds {len(batch.values)}: the file may be cut or mixed up"
 
 

@@ -72,9 +72,10 @@ def _read_npz(path: Path) -> JaggedBatch:
 
 def _load_npz(path: Path) -> dict[str, NDArray[Any]]:
     try:
-        with np.load(path, allow_pickle=False) as archive:
-            if not isinstance(archive, Mapping):
-                raise InputError(f"{path}: holds a single array, {_FORMAT}")
+        loaded = np.load(path, allow_pickle=False)
+        if not isinstance(loaded, Mapping):
+            raise InputError(f"{path}: holds a single array, {_FORMAT}")
+        with loaded as archive:
             return {name: archive[name] for name in archive}
     except OSError as error:
         raise InputError(f"{path}: cannot be read: {error.strerror or error}") from None

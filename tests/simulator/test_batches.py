@@ -194,3 +194,26 @@ def test_parquet_columns_that_hold_no_ids_are_all_named(tmp_path):
 def test_a_file_of_another_kind_is_refused(tmp_path):
     with pytest.raises(InputError, match=r"use \.npz or \.parquet"):
         read_batch(tmp_path / "trace.pt")
+
+
+@pytest.mark.parametrize("length", [2**62, 2**63 - 1, 3])
+def test_lengths_above_the_number_of_ids_are_refused_before_they_are_added_up(tmp_path, length):
+    """Four times 2^62 is 0 modulo 2^64: the sum alone would agree, and whoever follows the lengths would crash."""
+    lengths = np.full((1, 4), length, dtype=np.int64)
+    path = tmp_path / "trace.npz"
+    np.savez(path, features=np.array(["a"]), lengths=lengths, values=np.empty(0, dtype=np.int64))
+    for read in (lambda: JaggedBatch(features=("a",), lengths=lengths, values=np.empty(0, dtype=np.int64)),
+                 lambda: read_batch(path)):  # fmt: skip
+        with pytest.raises(InputError) as caught:
+            read()
+        assert len(caught.value.problems) == 4
+        assert f"length {length} is more than the 0 ids" in caught.value.problems[0]
+        assert caught.value.problems[3] == "1 more lengths are above the number of ids"
+
+
+def test_a_single_array_under_the_name_of_an_archive_is_said_in_one_sentence(tmp_path):
+    with (tmp_path / "single.npz").open("wb") as file:
+        np.save(file, np.arange(5))
+    with pytest.raises(InputError, match="holds a single array") as caught:
+        read_batch(tmp_path / "single.npz")
+    assert len(caught.value.problems) == 1
