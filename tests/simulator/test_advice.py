@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
+from foreshard.simulator.files.reading import read_scenario
 from foreshard.simulator.job.layout import Layout
 from foreshard.simulator.job.scenario import ClusterChoice, Execution, Scenario
 from foreshard.simulator.job.sharding import Plan, TableSharding
@@ -46,7 +48,7 @@ def test_the_smallest_sharding_group_that_fits_is_named() -> None:
 def test_the_heaviest_table_is_sharded_otherwise() -> None:
     plan = Plan(tables=(("t2", TableSharding(sharding="table_wise", ranks=(3,))),))
     found = needed_advice(scenario(100, nodes=1, plan=plan))
-    assert found[0].text == "shard table 't2' row_wise (it is table_wise)"
+    assert found[0].text == "set plan.tables.t2 = row_wise (it is table_wise)"
 
 
 def test_less_optimizer_state_is_advised_where_the_state_is_the_trouble() -> None:
@@ -57,7 +59,8 @@ def test_less_optimizer_state_is_advised_where_the_state_is_the_trouble() -> Non
 def test_nothing_is_advised_that_does_not_help() -> None:
     """40,000 GiB are 78.1 GiB of 79.1 a rank on 64 nodes, too many with the rest: 128 nodes, nothing else."""
     found = needed_advice(scenario(10_000, nodes=1))
-    assert [advice.text for advice in found] == ["set cluster.nodes = 128 (from 1) and shard over all of them"]
+    (only,) = found
+    assert only.text == "set cluster.nodes = 128 and layout.sharding_group_size = world (from 1, sharded over all)"
 
 
 @given(
@@ -80,3 +83,60 @@ def test_advice_applied_fits(gib: float, group: int, optimizer: str, sharding: s
         found = memory_of(Prediction(advice.scenario))
         assert found.fits, advice.text
         assert found.per_rank_bytes[found.peak_rank] == pytest.approx(advice.peak_bytes)
+
+
+RULED: dict[str, Any] = {
+    "schema": 1,
+    "cluster": {"preset": "p5.48xlarge", "nodes": 1},
+    "workload": {
+        "batch_size": 64,
+        "tables": [
+            {"name": "big one", "num_embeddings": 200 * 2**20, "embedding_dim": 256, "data_type": "fp32"},
+            {"name": "small", "num_embeddings": 2**20, "embedding_dim": 256, "data_type": "fp16"},
+            {"name": "other", "num_embeddings": 50 * 2**20, "embedding_dim": 256},
+        ],
+        "dense": {"layers": [[8, 4], [772, 1]]},
+    },
+    "plan": {
+        "default": "table_wise",
+        "rules": [{"match": "*one", "sharding": "table_wise"}],
+        "tables": {"small": "data_parallel"},
+    },
+    "execution": {"optimizer": "adagrad"},
+}
+CHANGES: list[tuple[str, ...]] = [
+    (),
+    ("layout.sharding_group_size=2", "plan.rules=[]", "plan.default=row_wise", "execution.optimizer=rowwise_adagrad"),
+    (
+        "layout.groups=[[0, 1], [2, 3, 4, 5, 6, 7]]",
+        "plan.rules=[]",
+        "plan.default=row_wise",
+        "execution.optimizer=sgd",
+        "layout.sync=gradients",
+    ),
+    ("layout.sharding_group_size=4", "layout.sync_interval=10", "execution.optimizer=rowwise_adagrad"),
+    ("plan.rules=[]", "plan.tables={}", "plan.default=column_wise", "workload.all_tables.num_embeddings=120000000"),
+    ("workload.all_tables.num_embeddings=180000000", "plan.rules=[]", "plan.tables={}", "plan.default=row_wise"),
+]
+
+
+@pytest.mark.parametrize("changes", CHANGES, ids=str)
+def test_what_an_advice_says_to_set_makes_the_scenario_it_tried(changes: tuple[str, ...]) -> None:
+    """Set on the file, with its rules, exceptions and groups, it gives the plan and memory that the advice states."""
+    before = Prediction(read_scenario(RULED, changes))
+    found = advice_of(before)
+    assert found
+    for advice in found:
+        again = read_scenario(RULED, (*changes, *advice.overrides))
+        tried, now = Prediction(advice.scenario), Prediction(again)
+        assert again.layout == advice.scenario.layout
+        assert [table.data_type for table in again.workload.tables] == [
+            table.data_type for table in advice.scenario.workload.tables
+        ]
+        assert [(table.sharding, table.owners.tolist()) for table in now.sharded] == [
+            (table.sharding, table.owners.tolist()) for table in tried.sharded
+        ]
+        assert memory_of(now).fits
+        for override in advice.overrides[:3]:
+            key, _, value = override.partition("=")
+            assert f"{key} = {value}" in advice.text
