@@ -10,12 +10,13 @@ from importlib.metadata import EntryPoint, entry_points, version
 
 import click
 
-from foreshard.topologies.errors import ForeshardError
+from foreshard.topologies.errors import ForeshardError, InputError
 
 __all__ = ["ENTRY_POINTS", "Assembled", "assemble", "main"]
 
 ENTRY_POINTS = "foreshard.commands"
 INTERRUPTED = 130  # 128 + SIGINT, as shells report it
+_MISTAKES_SHOWN = 50  # of one file; whoever calls foreshard from Python has all in InputError.problems
 BROKEN_PIPE = 1  # what click exits with when it meets the broken pipe first
 
 
@@ -94,7 +95,8 @@ def run(arguments: list[str]) -> int:
         code = assemble().main(arguments, prog_name="foreshard", standalone_mode=False)
         sys.stdout.flush()
     except ForeshardError as error:
-        click.echo(f"error: {_plain(str(error))}", err=True)
+        text = error.told(_MISTAKES_SHOWN) if isinstance(error, InputError) else str(error)
+        click.echo(f"error: {_plain(text)}", err=True)
         return error.exit_code
     except click.ClickException as error:
         error.show()

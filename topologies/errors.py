@@ -28,14 +28,17 @@ class InputError(ForeshardError, ValueError):
     def __init__(self, problems: str | Iterable[str], *, where: str | None = None) -> None:
         self.problems: tuple[str, ...] = (problems,) if isinstance(problems, str) else tuple(problems)
         self.where = where
-        super().__init__(self._text())
+        super().__init__(self.told())
 
-    def _text(self) -> str:
+    def told(self, most: int | None = None) -> str:
+        """Return the message: one mistake in a line, several as a list, of which the first `most` are written out."""
         prefix = f"{self.where}: " if self.where else ""
         if len(self.problems) == 1:
             return prefix + self.problems[0]
-        lines = "\n".join(f"  - {problem}" for problem in self.problems)
-        return f"{prefix}{len(self.problems)} mistakes:\n{lines}"
+        lines = [f"  - {problem}" for problem in self.problems[:most]]
+        if len(self.problems) > len(lines):
+            lines.append(f"  and {len(self.problems) - len(lines)} more")
+        return "\n".join([f"{prefix}{len(self.problems)} mistakes:", *lines])
 
 
 class ContradictionError(InputError):

@@ -20,6 +20,7 @@ from foreshard.topologies.errors import InputError
 from foreshard.topologies.output import replaced
 
 __all__ = [
+    "MOST_TABLES",
     "SCHEMA",
     "Document",
     "apply_override",
@@ -30,12 +31,15 @@ __all__ = [
     "save_scenario",
     "to_document",
     "to_toml",
+    "too_many_tables",
     "unprintable",
 ]
 
 SCHEMA = 1
+MOST_TABLES = 100_000  # the largest models in production know about 4,000; 25 times more are a slip or an attack
 Document = dict[str, Any]
 
+_LIST_ENTRY = re.compile(r"^[ \t]*\[\[", re.MULTILINE)
 _WORD = re.compile(r"[\w.:/*?~@ +-]+\Z")
 
 
@@ -68,6 +72,9 @@ def _unreadable(error: OSError | ValueError, kind: str) -> str:
 
 def parse_toml(text: str, *, where: str) -> Document:
     """Return the document in a TOML text; raises InputError with the line and column of what is not TOML."""
+    entries = sum(1 for _ in _LIST_ENTRY.finditer(text))  # before parsing, which would take minutes
+    if entries > 2 * MOST_TABLES:
+        raise InputError(f"has {entries} entries in double brackets: {_FEWER}", where=where)
     try:
         return tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
@@ -76,6 +83,15 @@ def parse_toml(text: str, *, where: str) -> Document:
         raise InputError("not valid TOML: lists or tables are nested too deeply", where=where) from None
     except ValueError:  # Python converts no integer of more than 4,300 digits
         raise InputError("not valid TOML: an integer has more digits than can be read", where=where) from None
+
+
+_FEWER = f"expected at most {MOST_TABLES} tables: merge small ones"
+
+
+def too_many_tables(count: int) -> Iterator[str]:
+    """Yield a sentence if there are more tables than are worth looking at one by one."""
+    if count > MOST_TABLES:
+        yield f"{count} tables: {_FEWER}"
 
 
 def _first_lower(text: str) -> str:

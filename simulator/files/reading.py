@@ -19,6 +19,7 @@ from foreshard.simulator.files.document import (
     parse_toml,
     read_toml,
     to_document,
+    too_many_tables,
     unprintable,
 )
 from foreshard.simulator.files.plan_section import expand_shorthand, read_plan
@@ -190,8 +191,21 @@ class _Reading:
 
     # Reading its sections
 
+    def _is_too_large(self) -> bool:
+        """Whether there are so many tables or shardings that none is looked at; told in `problems`."""
+        found = []
+        for section in ("workload", "plan"):
+            holder = self.document.get(section)
+            entries = holder.get("tables") if isinstance(holder, dict) else None
+            count = len(entries) if isinstance(entries, list | dict) else 0
+            found += [f"{section}.tables: {problem}" for problem in too_many_tables(count)]
+        self.problems += found
+        return bool(found)
+
     def scenario(self) -> Scenario | None:
         """Return the scenario, or None if anything is wrong."""
+        if self._is_too_large():
+            return None
         self._check_head()
         cluster, layout = self._cluster(), self._layout()
         workload = self._workload()

@@ -8,7 +8,15 @@ from dataclasses import asdict, dataclass
 from pathlib import Path as FilePath
 from typing import Any
 
-from foreshard.simulator.files.document import SCHEMA, Document, is_schema, parse_toml, read_toml, unprintable
+from foreshard.simulator.files.document import (
+    SCHEMA,
+    Document,
+    is_schema,
+    parse_toml,
+    read_toml,
+    too_many_tables,
+    unprintable,
+)
 from foreshard.simulator.files.shipped import shipped_names, shipped_text
 from foreshard.simulator.ids.histogram_files import with_histogram
 from foreshard.simulator.job.scenario import Assumption
@@ -70,7 +78,8 @@ def table_set_document(name: str, folder: FilePath | None = None) -> Document:
         known = shipped_names("tables")
         hint = did_you_mean(name, known)
         raise InputError(f"unknown table set {shown(name)}{hint}; shipped are {', '.join(known)}; or give a .toml file")
-    problems = list(_problems(document))
+    given = document.get("tables")
+    problems = list(too_many_tables(len(given) if isinstance(given, list) else 0)) or list(_problems(document))
     if problems:
         raise InputError(problems, where=where)
     completed = _completed(document, FilePath(name).stem if name.endswith(".toml") else name)

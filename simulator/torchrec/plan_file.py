@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
 
-from foreshard.simulator.files.document import to_document
+from foreshard.simulator.files.document import to_document, too_many_tables
 from foreshard.simulator.files.plan_section import expand_shorthand, read_plan
 from foreshard.simulator.job.scenario import Assumption, ClusterChoice, Execution, Optimizer, Scenario
 from foreshard.simulator.job.sharding import Plan
@@ -159,6 +159,10 @@ class _Head:
 def _tables(entries: Any, problems: list[str]) -> tuple[Table, ...]:
     if not isinstance(entries, list):
         problems.append("tables is missing: expected a list of tables")
+        return ()
+    too_many = list(too_many_tables(len(entries)))
+    if too_many:
+        problems += too_many
         return ()
     read = [validated(Table, entry, ("tables", index), problems) for index, entry in enumerate(entries)]
     return tuple(table for table in read if table is not None)

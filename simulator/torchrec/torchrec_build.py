@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any, get_args
 
+from foreshard.simulator.files.document import too_many_tables
 from foreshard.simulator.job.sharding import ComputeKernel, Plan, TableSharding
 from foreshard.simulator.job.workload import Table
 from foreshard.simulator.torchrec.plan_file import PlanFile
@@ -29,6 +30,10 @@ def plan_of_rows(
 
     Tables that are not known are read off their shards. `more` are fields of the plan file.
     """
+    too_many = list(too_many_tables(len(rows)))
+    if too_many:
+        problems += too_many
+        return None
     rows = unique_names(rows, notes)
     known = {table.name: table for table in tables}
     found = [_table_of(row, known.get(row.name), problems, notes) for row in rows]
