@@ -1,4 +1,4 @@
-"""A 4,000-table plan on 1,024 ranks: routed by expectation, predicted and reported in bounded time and memory."""
+"""A 4,000-table plan on 1,024 ranks: routed by expectation, predicted and reported in bounded memory."""
 
 import json
 import subprocess
@@ -6,18 +6,16 @@ import sys
 
 import pytest
 
-CPU_SECONDS = 10.0
 GIB = 4.0
 
 # Tables as log-uniform as production sets are, in groups of 64 ranks; both placements and both synchronisations are
 # predicted. In a process of its own, so that its memory can be told apart from that of other tests.
 SCRIPT = """
-import json, resource, time
+import json, resource
 import numpy as np
 from foreshard.simulator import Access, ClusterChoice, Dense, Layout, Plan, Prediction, Scenario, Table, TableSharding
 from foreshard.simulator import Workload, report
 
-began = time.process_time()
 rng = np.random.default_rng(7)
 tables, plan = [], []
 for number in range(4000):
@@ -40,7 +38,6 @@ source = Prediction(Scenario(
 told = report(source)
 text = json.dumps(told.to_dict()) + told.to_text()
 print(json.dumps({
-    "cpu_s": time.process_time() - began,
     "gib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20,
     "ranks": source.layout.world_size,
     "placements": told.placements is not None,
@@ -50,12 +47,11 @@ print(json.dumps({
 
 
 @pytest.mark.slow
-def test_four_thousand_tables_on_1024_ranks_are_reported_in_ten_seconds_and_four_gib():
-    """CPU time, since the machine that runs the tests runs others beside them."""
+def test_four_thousand_tables_on_1024_ranks_are_reported_within_four_gib():
+    """What it takes in time is a benchmark (bench_large_plans), since the machine that runs the tests runs others too."""
     done = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True, check=True, timeout=300)
     told = json.loads(done.stdout)
     assert told["ranks"] == 1024
     assert told["placements"]
     assert told["step_s"] > 0
-    assert told["cpu_s"] < CPU_SECONDS
     assert told["gib"] < GIB
