@@ -230,7 +230,8 @@ def _imbalance(report: Report) -> Section:
         for item in report.imbalance
     )
     notes = tuple(
-        f"hot: table {hot.table!r} sends {hot.share:.1%} of its ids to rank {hot.rank}, {hot.factor:.2f} x its share"
+        f"hot: table {hot.table!r} sends {hot.share:.1%} of its {'distinct ' if hot.distinct else ''}ids to rank "
+        f"{hot.rank}, {hot.factor:.2f} x its share"
         for hot in report.hot_tables[:_HOT_SHOWN]
     )
     return Section(

@@ -68,7 +68,8 @@ def _compute_seconds(trace: StepTrace) -> FloatArray:
 class HotTable:
     """A table whose busiest shard gets more than its share of ids, on `rank` (and its peers in other replicas).
 
-    `factor` is the shard's ids over an equal share; `excess` the ids per sample above it.
+    `factor` is the shard's ids over an equal share; `excess` the ids per sample above it. With `distinct` ranks send
+    each id of their batch once, and such are counted.
     """
 
     table: str
@@ -76,6 +77,7 @@ class HotTable:
     factor: float
     share: float
     excess: float
+    distinct: bool = False
 
 
 def hot_tables(hot: tuple[HotOwner, ...], members: NDArray[np.int64], least: float = 1.05) -> tuple[HotTable, ...]:
@@ -87,6 +89,7 @@ def hot_tables(hot: tuple[HotOwner, ...], members: NDArray[np.int64], least: flo
             factor=item.factor,
             share=item.share,
             excess=item.excess,
+            distinct=item.distinct,
         )
         for item in hot
         if item.factor >= least

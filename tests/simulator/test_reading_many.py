@@ -30,7 +30,7 @@ def test_a_million_tables_are_refused_before_the_file_is_parsed(tmp_path):
 def test_more_tables_than_the_stated_number_are_one_mistake_however_bad_they_are(section):
     """No table is looked at: what each of them lacks is not told."""
     document = {"schema": 1, "cluster": {"preset": "p5.48xlarge"}, "workload": {"batch_size": 8, "tables": [{}]}}
-    many = [{}] * (MOST_TABLES + 1) if section == "workload" else dict.fromkeys(map(str, range(MOST_TABLES + 1)), {})
+    many = [{}] * (MOST_TABLES + 1) if section == "workload" else {str(key): {} for key in range(MOST_TABLES + 1)}
     document = {**document, section: {**document.get(section, {}), "tables": many}}
     with pytest.raises(InputError) as caught:
         read_scenario(document)
