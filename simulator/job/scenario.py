@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from html import escape
 from typing import Annotated, Literal
 
 from annotated_types import Ge, Le
@@ -10,6 +11,7 @@ from annotated_types import Ge, Le
 from foreshard.simulator.job.layout import Layout
 from foreshard.simulator.job.sharding import Plan
 from foreshard.simulator.job.workload import DataType, Workload
+from foreshard.topologies.units import format_bytes
 
 __all__ = ["Assumption", "ClusterChoice", "Comms", "Constant", "Execution", "Optimizer", "Pipeline", "Scenario"]
 
@@ -87,3 +89,22 @@ class Scenario:
     description: str = ""
     assumptions: tuple[Assumption, ...] = ()
     constants: tuple[Constant, ...] = ()
+
+    def _repr_html_(self) -> str:
+        tables, dense, layout = self.workload.tables, self.workload.dense, self.layout
+        groups = (
+            "explicit groups" if layout.groups else f"sharding groups of {layout.sharding_group_size or 'all'} ranks"
+        )
+        rows = {
+            "machine": f"{self.cluster.nodes} x {self.cluster.preset or self.cluster.file}",
+            "tables": f"{len(tables)} with {sum(table.num_embeddings for table in tables):,} rows, "
+            f"{format_bytes(sum(table.nbytes for table in tables))}",
+            "dense model": f"{dense.num_parameters:,} parameters, {dense.flops_per_sample:,.0f} FLOPs a sample forward",
+            "batch": f"{self.workload.batch_size:,} samples per rank",
+            "plan": f"{self.plan.default.sharding}, {len(self.plan.tables)} tables otherwise",
+            "layout": f"{groups}, {layout.placement}; replicas synchronise {layout.sync}",
+            "pipeline": f"{self.execution.pipeline}, {self.execution.optimizer}",
+        }
+        body = "".join(f"<tr><th>{escape(name)}</th><td>{escape(text)}</td></tr>" for name, text in rows.items())
+        about = f"{self.name}: {self.description}" if self.description else self.name
+        return f"<div>{escape(about)}</div><table>{body}</table>"

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from html import escape
 from typing import Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from foreshard.simulator.job.program import CollectiveKind, Stage, Stream
+from foreshard.topologies.units import format_ms, format_us
 
 __all__ = ["CollectiveInfo", "OpInfo", "Span", "StepTrace"]
 
@@ -79,6 +81,17 @@ class StepTrace:
     host_s: float = 0.0
     events: int = 0
     link_bytes: NDArray[np.float64] = field(default_factory=lambda: np.zeros(0))
+
+    def _repr_html_(self) -> str:
+        took = np.nan_to_num(self.end_s - self.start_s)
+        body = "".join(
+            f"<tr><td>{escape(op.name)}</td><td>{op.stage}</td><td>{op.stream}</td>"
+            f"<td>{format_us(float(times.mean()))}</td><td>{format_us(float(times.max()))}</td></tr>"
+            for op, times in zip(self.ops, took, strict=True)
+        )
+        head = "".join(f"<th>{name}</th>" for name in ("operation", "stage", "stream", "mean", "longest"))
+        about = f"{self.source} step of {self.world_size} ranks: {format_ms(self.step_time_s)}"
+        return f"<div>{about}</div><table><tr>{head}</tr>{body}</table>"
 
     @property
     def world_size(self) -> int:

@@ -183,7 +183,7 @@ def _other_sharding(
     for sharding in _OTHER_SHARDINGS:
         plan = Plan(default=TableSharding(sharding=sharding))
         if plan != scenario.plan:
-            settings = [("plan.default", sharding)]
+            settings: list[tuple[str, str]] = [("plan.default", sharding)]
             if scenario.plan.tables:  # from [plan.tables] and [[plan.rules]], which go before the default
                 settings += [("plan.tables", "{}"), ("plan.rules", "[]")]
             yield _Change(replace(scenario, plan=plan), tuple(settings), "every table the same way")

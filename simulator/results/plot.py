@@ -113,11 +113,11 @@ def _label_parts(axes: Axes, steps: Sequence[Breakdown]) -> None:
             for length in (times.compute_s * 1e3, times.exposed_s * 1e3):
                 end += length
                 text, colour = f"{length:.1f}", STAGE_COLOURS[stage]
-                if length * scale > len(text) * 7.0 * GLYPH + 3:
-                    box = {"boxstyle": "square,pad=0.1", "facecolor": colour, "linewidth": 0}  # over the hatching
+                if length * scale > len(text) * 8.0 * GLYPH + 8:
+                    box = {"boxstyle": "square,pad=0.3", "facecolor": colour, "linewidth": 0}  # over the hatching
                     axes.text(
-                        end - length / 2, -row, text, ha="center", va="center", fontsize=7.0, color=ink_on(colour),
-                        bbox=box,
+                        end - length / 2, -row, text, ha="center", va="center", fontsize=8.0, weight="bold",
+                        color=ink_on(colour), bbox=box,
                     )  # fmt: skip
 
 
