@@ -154,6 +154,16 @@ class RowParts:
             found = self._distinct[draws, streams] = _read_only(self._total(self._hit(draws, streams)))
         return found
 
+    def missed(self, cached: FloatArray, draws: float, streams: int = 1) -> FloatArray:
+        """Return each part's share of its distinct rows that a cache of its `cached` [parts] hottest rows lacks.
+
+        Of the distinct rows that `distinct` expects; 0 where none is expected. Hot is by popularity rank: the cache is
+        ideal, no other of the size misses less.
+        """
+        rows = self.distinct(draws, streams)
+        beyond = np.clip(self._beyond(self._hit(draws, streams), cached), 0.0, rows)
+        return np.divide(beyond, rows, out=np.zeros(len(rows)), where=rows > 0)
+
     def _hit(self, draws: float, streams: int) -> Callable[[FloatArray], FloatArray]:
         return partial(self._distribution._distinct, draws, streams)
 
@@ -163,6 +173,17 @@ class RowParts:
     def _total(self, value: Callable[[FloatArray], FloatArray]) -> FloatArray:
         """Sum of `value` of the rows' probabilities, part by part, [parts]."""
         raise NotImplementedError
+
+    def _beyond(self, value: Callable[[FloatArray], FloatArray], cached: FloatArray) -> FloatArray:
+        """The same sum without the `cached` [parts] hottest rows of each part, [parts]."""
+        raise NotImplementedError
+
+    def _behind_ranks(self, value: Callable[[FloatArray], FloatArray], ranks: IntArray) -> FloatArray:
+        """Sum of `value` over the rows of the table behind its `ranks` hottest, one sum for each, [ranks]."""
+        law = self._distribution.law
+        bounds = np.unique(np.append(ranks, law.num_embeddings))
+        totals = np.append(law.range_totals(value, bounds), 0.0)
+        return np.cumsum(totals[::-1])[::-1][np.searchsorted(bounds, ranks)]
 
 
 class _WholeTable(RowParts):
@@ -174,6 +195,9 @@ class _WholeTable(RowParts):
     def _total(self, value: Callable[[FloatArray], FloatArray]) -> FloatArray:
         law = self._distribution.law
         return np.array([float(value(law.head).sum()) + law.tail_total(value)])
+
+    def _beyond(self, value: Callable[[FloatArray], FloatArray], cached: FloatArray) -> FloatArray:
+        return self._behind_ranks(value, cached.astype(np.int64))
 
 
 class _PopularityRanges(RowParts):
@@ -188,6 +212,10 @@ class _PopularityRanges(RowParts):
 
     def _total(self, value: Callable[[FloatArray], FloatArray]) -> FloatArray:
         return self._distribution.law.range_totals(value, self._bounds)
+
+    def _beyond(self, value: Callable[[FloatArray], FloatArray], cached: FloatArray) -> FloatArray:
+        first = np.minimum(self._bounds[:-1] + cached.astype(np.int64), self._bounds[1:])
+        return self._behind_ranks(value, first) - self._behind_ranks(value, self._bounds[1:])
 
 
 class _ScatteredParts(RowParts):
@@ -205,6 +233,22 @@ class _ScatteredParts(RowParts):
     def _total(self, value: Callable[[FloatArray], FloatArray]) -> FloatArray:
         law = self._distribution.law
         return self._spread(value(law.head), law.tail_total(value))
+
+    def _beyond(self, value: Callable[[FloatArray], FloatArray], cached: FloatArray) -> FloatArray:
+        """A part's tail rows are spread over the tail, so a share of the tail's hottest rows is the same share of its.
+
+        The part keeps its head rows first: the k-th of its own is kept if k is below `cached`.
+        """
+        law, parts = self._distribution.law, len(self._tail_share)
+        held = np.bincount(self._part, minlength=parts)
+        order = np.argsort(self._part, kind="stable")
+        place = np.empty(len(order), dtype=np.int64)
+        place[order] = np.arange(len(order)) - np.repeat(np.cumsum(held) - held, held)
+        missed = np.where(place < cached[self._part], 0.0, value(law.head))
+        rows = self._tail_share * law.tail_rows
+        kept = np.clip(np.divide(cached - held, rows, out=np.zeros(parts), where=rows > 0), 0.0, 1.0)
+        tail = self._behind_ranks(value, law.head_rows + (kept * law.tail_rows).astype(np.int64))
+        return np.bincount(self._part, weights=missed, minlength=parts) + tail * self._tail_share
 
     def _spread(self, head: FloatArray, tail: float) -> FloatArray:
         return np.bincount(self._part, weights=head, minlength=len(self._tail_share)) + tail * self._tail_share

@@ -7,7 +7,7 @@ distributions) or exact (one sampled or recorded batch). The step program turns 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,7 +27,9 @@ class LocalDemand:
 
     `lookups` rows read; `lookup_bytes` bytes read for them, at least 128 per row (a DRAM sector group); `outputs`
     elements the lookup writes; `distinct_rows` rows written by the update, `distinct_elements` their elements,
-    `distinct_bytes` their weight bytes; `tables` tables with a shard on the rank.
+    `distinct_bytes` their weight bytes; `tables` tables with a shard on the rank. Of tables in host memory,
+    `host_reads` bytes come over the host link for the lookup, `host_update_reads` for the update, and `host_writes`
+    go back; 0 without such tables.
     """
 
     lookups: FloatArray
@@ -37,6 +39,9 @@ class LocalDemand:
     distinct_elements: FloatArray
     distinct_bytes: FloatArray
     tables: FloatArray
+    host_reads: FloatArray = field(default_factory=lambda: np.zeros(1))
+    host_update_reads: FloatArray = field(default_factory=lambda: np.zeros(1))
+    host_writes: FloatArray = field(default_factory=lambda: np.zeros(1))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)

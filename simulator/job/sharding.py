@@ -7,18 +7,33 @@ from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
 import numpy as np
-from annotated_types import Ge
+from annotated_types import Ge, Gt, Le
 from numpy.typing import NDArray
 
 from foreshard.simulator.job.workload import Table
 
-__all__ = ["ComputeKernel", "Owner", "Plan", "ShardedTable", "ShardingType", "TableSharding", "mean_vector_width"]
+__all__ = [
+    "CACHE_LOAD_FACTOR",
+    "ComputeKernel",
+    "Owner",
+    "Plan",
+    "ShardedTable",
+    "ShardingType",
+    "TableKernel",
+    "TableSharding",
+    "mean_vector_width",
+]
 
 ShardingType = Literal[
     "data_parallel", "table_wise", "column_wise", "row_wise", "table_row_wise", "table_column_wise", "grid_shard"
 ]
 Owner = Literal["range", "hash"]
 ComputeKernel = Literal["dense", "fused", "fused_uvm", "fused_uvm_caching"]
+TableKernel = Literal["fused", "fused_uvm", "fused_uvm_caching"]
+
+# Share of a table's rows that FBGEMM caches in HBM unless told otherwise:
+# pytorch/FBGEMM, SplitTableBatchedEmbeddingBagsCodegen, cache_load_factor.
+CACHE_LOAD_FACTOR = 0.2
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -27,6 +42,8 @@ class TableSharding:
 
     `owner` chooses the owner function of row-wise kinds: equal ranges (TorchRec's) or a hash of the id.
     `row_splits` gives uneven ranges (rows of each row shard); `column_shards` the number of column slices.
+    `compute_kernel` says where rows live: "fused" in HBM, "fused_uvm" in host memory, read over the host link, and
+    "fused_uvm_caching" in host memory with a cache in HBM for `cache_load_factor` of each shard's rows.
     """
 
     sharding: ShardingType
@@ -34,6 +51,8 @@ class TableSharding:
     owner: Owner = "range"
     row_splits: tuple[Annotated[int, Ge(0)], ...] | None = None
     column_shards: Annotated[int, Ge(1)] | None = None
+    compute_kernel: TableKernel = "fused"
+    cache_load_factor: Annotated[float, Gt(0), Le(1)] = CACHE_LOAD_FACTOR
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -55,6 +74,7 @@ class ShardedTable:
     `owners` [column parts, row parts] holds positions in the group; `row_bounds` [row parts + 1] and `col_bounds`
     [column parts + 1] are cumulative. With owner "hash" a row's part is `hash_part(id, row parts)` and `row_bounds`
     holds the expected share. A data_parallel table has `owners` [1, 1] = -1: every rank holds it whole.
+    `compute_kernel` and `cache_load_factor` are those of `TableSharding`.
     """
 
     table: Table
@@ -63,6 +83,13 @@ class ShardedTable:
     owners: NDArray[np.int64]
     row_bounds: NDArray[np.int64]
     col_bounds: NDArray[np.int64]
+    compute_kernel: TableKernel = "fused"
+    cache_load_factor: float = CACHE_LOAD_FACTOR
+
+    @property
+    def in_host_memory(self) -> bool:
+        """Whether the rows live in host memory, with or without a cache in HBM."""
+        return self.compute_kernel != "fused"
 
     @property
     def row_parts(self) -> int:

@@ -9,9 +9,11 @@ from numpy.typing import NDArray
 
 from foreshard.simulator.job.batches import JaggedBatch
 from foreshard.simulator.job.layout import ResolvedLayout
+from foreshard.simulator.job.scenario import Optimizer
 from foreshard.simulator.job.sharding import ShardedTable
 from foreshard.simulator.job.workload import BYTES_PER_ELEMENT
 from foreshard.simulator.lookups.dedup import distinct_ids, distinct_requests, ids_of
+from foreshard.simulator.lookups.host_rows import host_state_bytes
 from foreshard.simulator.lookups.routing import Slot, count_requests, slots_of
 from foreshard.simulator.plans.balance import ROW_READ_FLOOR_BYTES
 from foreshard.simulator.plans.rows import part_finder, parts_with_rows
@@ -27,11 +29,17 @@ def _read_bytes(slot: Slot) -> int:
     return max(ROW_READ_FLOOR_BYTES, slot.width * BYTES_PER_ELEMENT[slot.table.table.data_type])
 
 
+def _host_bytes(slot: Slot) -> int:
+    """Bytes that one lookup of the slot brings over the host link: its columns where there is no cache."""
+    return slot.width * BYTES_PER_ELEMENT[slot.table.table.data_type] * (slot.table.compute_kernel == "fused_uvm")
+
+
 class FamilyCounts:
     """What the batches of all ranks ask of one family (one sharding kind, pooled or sequence).
 
     `ids`, `lengths` and `vectors` [ranks, members]: ids and lengths that a rank sends to each owner of its group, and
-    elements that it gets back from it. `lookups`, `lookup_bytes` and `outputs` [ranks] count at the owners. With
+    elements that it gets back from it. `lookups`, `lookup_bytes` and `outputs` [ranks] count at the owners;
+    `host_lookup_bytes` [ranks] are those of lookups that go to host memory past any cache. With
     `dedup` a rank asks for an id of a table once, under as many lengths as before, and gets its vector instead of
     pools; `own` [3, ranks] are then its ids, elements gathered and elements written (see `BatchOwnerDemand`).
     """
@@ -43,6 +51,7 @@ class FamilyCounts:
         pairs = (layout.world_size, layout.group_size)
         self.ids, self.lengths, self.vectors = np.zeros(pairs), np.zeros(pairs), np.zeros(pairs)
         self.lookups, self.lookup_bytes, self.outputs = (np.zeros(layout.world_size) for _ in range(3))
+        self.host_lookup_bytes = np.zeros(layout.world_size)
         self.samples = np.zeros(layout.world_size)
         self.own = np.zeros((3, layout.world_size))
 
@@ -75,6 +84,7 @@ class FamilyCounts:
         self.vectors[rank] = vectors @ width
         self.lookups[members] += self.ids[rank]
         self.lookup_bytes[members] += requests @ np.array([_read_bytes(slot) for slot in slots], dtype=np.float64)
+        self.host_lookup_bytes[members] += requests @ np.array(list(map(_host_bytes, slots)), dtype=np.float64)
         self.outputs[members] += self.vectors[rank]
 
 
@@ -114,6 +124,21 @@ class TouchedRows:
         self._found = [[] for _ in self.tables]
         return taken
 
+    def host_at_owners(
+        self, rows: Sequence[IntArray], members: int, shares: Sequence[FloatArray], optimizer: Optimizer
+    ) -> FloatArray:
+        """Bytes at every position that (lookups with a cache read, updates read, updates write), [3, members].
+
+        `shares` [tables] of each table's distinct rows, [row parts], miss HBM: expected, for which rows a cache holds
+        of an exact batch depends on batches before it.
+        """
+        total = np.zeros((3, members))
+        for sharded, ids, share in zip(self.tables, rows, shares, strict=True):
+            if sharded.in_host_memory:
+                parts = np.bincount(part_finder(sharded)(ids), minlength=sharded.row_parts)
+                total += _host_bytes_at_owners(sharded, parts, share, members, optimizer)
+        return total
+
     def at_owners(self, rows: Sequence[IntArray], members: int) -> FloatArray:
         """(Rows, elements, weight bytes) at every position of the group, [3, members], given each table's `rows`."""
         total = np.zeros((3, members))
@@ -121,6 +146,19 @@ class TouchedRows:
             parts = np.bincount(part_finder(sharded)(ids), minlength=sharded.row_parts)
             total += shards_at_owners(sharded, parts, members)
         return total
+
+
+def _host_bytes_at_owners(
+    sharded: ShardedTable, rows: IntArray, share: FloatArray, members: int, optimizer: Optimizer
+) -> FloatArray:
+    out = np.zeros((3, members))
+    uncached = sharded.compute_kernel == "fused_uvm"
+    element = BYTES_PER_ELEMENT[sharded.table.data_type]
+    for owners, width in zip(sharded.owners, np.diff(sharded.col_bounds).tolist(), strict=True):
+        missed = np.bincount(owners, weights=rows * share, minlength=members) * width * element
+        state = np.bincount(owners, weights=rows, minlength=members) * host_state_bytes(optimizer, width)
+        out += np.stack((missed * (not uncached), missed * uncached + state, missed + state))
+    return out
 
 
 def union_of(ids: Sequence[IntArray], num_embeddings: int) -> IntArray:

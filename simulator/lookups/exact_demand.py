@@ -19,6 +19,7 @@ from foreshard.simulator.job.traffic import PairBytes
 from foreshard.simulator.job.workload import Workload
 from foreshard.simulator.lookups.exact_counts import FamilyCounts, TouchedRows, shards_at_owners, shards_held, union_of
 from foreshard.simulator.lookups.expectation import FAMILY_ORDER
+from foreshard.simulator.lookups.host_rows import missing_share
 from foreshard.simulator.lookups.routing import slots_of
 from foreshard.simulator.lookups.tally import state_elements_per_row
 from foreshard.simulator.plans.rows import rows_held
@@ -35,7 +36,8 @@ class _Family:
     """One sharding kind, pooled or sequence: its counts and the distinct rows of the group being counted.
 
     `rows` [groups][tables] are the distinct rows of the groups counted so far; `touched` [3, ranks] holds rows,
-    elements and weight bytes of the distinct rows at their owners.
+    elements and weight bytes of the distinct rows at their owners, `host` [3, ranks] the bytes of them that cross the
+    host link, given the `missing` share of each table's rows (see `TouchedRows.host_at_owners`).
     """
 
     sharding: ShardingType
@@ -45,6 +47,8 @@ class _Family:
     group_rows: TouchedRows
     rows: list[list[IntArray]]
     touched: FloatArray
+    host: FloatArray
+    missing: tuple[FloatArray, ...]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -91,7 +95,7 @@ def count_step(
         raise InputError(
             f"{len(batches)} batches are given for {layout.world_size} ranks: give one batch for each rank"
         )
-    families = _families(sharded, layout, dedup)
+    families = _families(sharded, layout, dedup, workload.batch_size)
     replicated = _replicated(sharded, layout.world_size)
     sizes = np.zeros((2, layout.world_size))
     with tqdm(total=layout.world_size, desc="routing ids", unit="rank", delay=2, leave=False, disable=None) as progress:
@@ -100,7 +104,7 @@ def count_step(
                 _count_rank(workload, families, replicated, rank, batches[rank], sizes)
                 progress.update()
             for family in families:
-                _take_rows(family, members)
+                _take_rows(family, members, optimizer)
     demands = tuple(_family_demand(family, layout, node_of, optimizer) for family in families)
     demand = Demand(
         world_size=layout.world_size,
@@ -120,14 +124,19 @@ def _rows(family: _Family) -> Iterator[tuple[str, tuple[IntArray, ...]]]:
         yield table.table.name, rows
 
 
-def _families(sharded: Sequence[ShardedTable], layout: ResolvedLayout, dedup: bool) -> list[_Family]:
+def _families(sharded: Sequence[ShardedTable], layout: ResolvedLayout, dedup: bool, batch_size: int) -> list[_Family]:
     kinds = [(kind, pooled) for kind in FAMILY_ORDER for pooled in (True, False)]
     tables = [[t for t in sharded if (t.sharding, t.table.pooling != "none") == kind] for kind in kinds]
-    return [_family(*kind, held, layout, dedup) for kind, held in zip(kinds, tables, strict=True) if held]
+    return [_family(*kind, held, layout, dedup, batch_size) for kind, held in zip(kinds, tables, strict=True) if held]
 
 
 def _family(
-    kind: ShardingType, pooled: bool, tables: Sequence[ShardedTable], layout: ResolvedLayout, dedup: bool
+    kind: ShardingType,
+    pooled: bool,
+    tables: Sequence[ShardedTable],
+    layout: ResolvedLayout,
+    dedup: bool,
+    batch_size: int,
 ) -> _Family:
     return _Family(
         sharding=kind,
@@ -137,14 +146,22 @@ def _family(
         group_rows=TouchedRows(tables),
         rows=[],
         touched=np.zeros((3, layout.world_size)),
+        host=np.zeros((3, layout.world_size)),
+        missing=tuple(_missing(table, layout.group_size, batch_size) for table in tables),
     )
+
+
+def _missing(sharded: ShardedTable, ranks: int, batch_size: int) -> FloatArray:
+    """Expected share of a table's distinct rows that HBM lacks, [row parts]."""
+    features = len(sharded.table.features)
+    return missing_share(sharded, batch_size * sharded.table.ids_per_sample / features, ranks * features)
 
 
 def _replicated(sharded: Sequence[ShardedTable], world_size: int) -> _Family:
     """The data_parallel tables as a family in which every rank is its own sharding group."""
     alone = Layout(sharding_group_size=1)
     held = [replace(t, owners=np.zeros((1, 1), dtype=np.int64)) for t in sharded if t.sharding == "data_parallel"]
-    return _family("data_parallel", True, held, resolve_layout(alone, world_size), False)
+    return _family("data_parallel", True, held, resolve_layout(alone, world_size), False, 1)
 
 
 def _count_rank(
@@ -159,17 +176,18 @@ def _count_rank(
     for family in (*families, replicated):
         family.counts.add(rank, batch)
         family.group_rows.add(batch)
-    _take_rows(replicated, np.array([rank]))
+    _take_rows(replicated, np.array([rank]), "sgd")
     lengths = dict(zip(batch.features, batch.lengths.sum(axis=1).tolist(), strict=True))
     used = [feature for table in workload.tables for feature in table.features]
     bags = batch.samples * sum(table.poolings_per_sample for table in workload.tables)
     sizes[:, rank] = sum(lengths[feature] for feature in used), bags
 
 
-def _take_rows(family: _Family, members: IntArray) -> None:
+def _take_rows(family: _Family, members: IntArray, optimizer: Optimizer) -> None:
     """Book the rows that one sharding group touched at its `members`, and keep them for the union over replicas."""
     rows = family.group_rows.take()
     family.touched[:, members] = family.group_rows.at_owners(rows, len(members))
+    family.host[:, members] = family.group_rows.host_at_owners(rows, len(members), family.missing, optimizer)
     if family.sharding != "data_parallel":
         family.rows.append(rows)
 
@@ -186,6 +204,9 @@ def _local(family: _Family, position_of: IntArray) -> LocalDemand:
         distinct_elements=family.touched[1],
         distinct_bytes=family.touched[2],
         tables=shards[position_of],
+        host_reads=counts.host_lookup_bytes + family.host[0],
+        host_update_reads=family.host[1],
+        host_writes=family.host[2],
     )
 
 

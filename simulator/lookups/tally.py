@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -12,8 +12,9 @@ from numpy.typing import NDArray
 from foreshard.simulator.ids.access import Distribution, RowParts
 from foreshard.simulator.job.demand import LocalDemand
 from foreshard.simulator.job.scenario import Optimizer
-from foreshard.simulator.job.sharding import ShardedTable
+from foreshard.simulator.job.sharding import ShardedTable, TableKernel
 from foreshard.simulator.job.workload import BYTES_PER_ELEMENT, Table
+from foreshard.simulator.lookups.host_rows import host_state_bytes, missing_share, row_parts_of
 from foreshard.simulator.plans.balance import ROW_READ_FLOOR_BYTES
 from foreshard.simulator.plans.rows import rows_held
 
@@ -24,6 +25,7 @@ IntArray = NDArray[np.int64]
 
 _LOCAL = (
     "lookups", "lookup_bytes", "outputs", "distinct_rows", "distinct_elements", "distinct_bytes", "tables",
+    "host_reads", "host_update_reads", "host_writes",
 )  # fmt: skip
 
 
@@ -52,13 +54,15 @@ def state_elements_per_row(optimizer: Optimizer, columns: int) -> int:
 class _Parts:
     """One table's row parts, all [parts]: rows that one rank asks for, distinct rows of the group and over replicas.
 
-    `asked` counts each id, or with deduplication each distinct id, of the rank's batch; `rows` are those held.
+    `asked` counts each id, or with deduplication each distinct id, of the rank's batch; `rows` are those held, and
+    `missing` the share of the group's distinct rows that HBM lacks.
     """
 
     asked: FloatArray
     distinct: FloatArray
     union: FloatArray
     rows: IntArray
+    missing: FloatArray
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -69,6 +73,7 @@ class _Slice:
     columns: int
     owners: IntArray
     parts: _Parts
+    kernel: TableKernel = "fused"
 
 
 class Tally:
@@ -81,13 +86,12 @@ class Tally:
 
     def add(self, sharded: ShardedTable) -> None:
         """Count every shard of a table at its owner."""
-        hashed = sharded.owner == "hash" and sharded.row_parts > 1
-        distribution = Distribution.of(sharded.table)
-        split = distribution.hash_parts(sharded.row_parts) if hashed else distribution.row_ranges(sharded.row_bounds)
-        parts = self._parts(sharded.table, split, rows_held(sharded))
+        parts = self._parts(sharded.table, row_parts_of(sharded), rows_held(sharded))
+        if sharded.in_host_memory and self.batch.count_rows:
+            parts = replace(parts, missing=missing_share(sharded, *self._streams(sharded.table)))
         bounds = sharded.col_bounds
         for owners, columns in zip(sharded.owners, (bounds[1:] - bounds[:-1]).tolist(), strict=True):
-            self._slices.append(_Slice(sharded.table, columns, owners, parts))
+            self._slices.append(_Slice(sharded.table, columns, owners, parts, sharded.compute_kernel))
 
     def add_whole(self, table: Table) -> None:
         """Count a table that position 0 holds whole."""
@@ -102,10 +106,15 @@ class Tally:
         asked = split.distinct(draws, features) if self.batch.dedup else draws * features * split.mass()
         if not self.batch.count_rows:
             unknown = np.full(len(rows), np.nan)
-            return _Parts(asked, unknown, unknown, rows)
-        streams = self.batch.ranks * features
+            return _Parts(asked, unknown, unknown, rows, np.zeros(len(rows)))
+        _, streams = self._streams(table)
         union = split.distinct(draws, streams * self.batch.replicas)
-        return _Parts(asked, split.distinct(draws, streams), union, rows)
+        return _Parts(asked, split.distinct(draws, streams), union, rows, np.zeros(len(rows)))
+
+    def _streams(self, table: Table) -> tuple[float, int]:
+        """Ids of each stream that the group draws from a table, and the number of streams."""
+        features = len(table.features)
+        return self.batch.size * table.ids_per_sample / features, self.batch.ranks * features
 
     def of(self, name: str) -> FloatArray:
         """One quantity, [positions]: see `LocalDemand` and `ReplicaDemand`; `ids`, `lengths` and `vectors` exchanged.
@@ -137,6 +146,10 @@ class _Flat:
         self._element = self._each(BYTES_PER_ELEMENT[table.data_type] for table in tables)
         self._state = self._each(state_elements_per_row(batch.optimizer, item.columns) for item in slices)
         self._unpooled = self._each(batch.dedup or table.pooling == "none" for table in tables)
+        self._uncached = self._each(item.kernel == "fused_uvm" for item in slices)
+        self._host_state = self._each(
+            host_state_bytes(batch.optimizer, item.columns) if item.kernel != "fused" else 0.0 for item in slices
+        )
         self.lengths = batch.size * self._each(table.poolings_per_sample for table in tables)
         self.ids = self._joined(item.parts.asked for item in slices)
         self.lookups = batch.ranks * self.ids
@@ -171,6 +184,31 @@ class _Flat:
     @property
     def distinct_bytes(self) -> FloatArray:
         return self.distinct_elements * self._element
+
+    @cached_property
+    def _missing_bytes(self) -> FloatArray:
+        """Weight bytes of the distinct rows that HBM lacks; without such tables 0, even if rows are not counted."""
+        missing = self._joined(item.parts.missing for item in self._slices)
+        return np.where(missing > 0, self.distinct_bytes * missing, 0.0)
+
+    @property
+    def _state_bytes(self) -> FloatArray:
+        return np.where(self._host_state > 0, self.distinct_rows * self._host_state, 0.0)
+
+    @property
+    def host_reads(self) -> FloatArray:
+        """Every lookup of fused_uvm crosses the link; with a cache each distinct row that misses, once."""
+        each = self.lookups * self._columns * self._element
+        return np.where(self._uncached > 0, each, self._missing_bytes)
+
+    @property
+    def host_update_reads(self) -> FloatArray:
+        """Without a cache rows are read once more to be updated; optimizer state in host memory is never cached."""
+        return np.where(self._uncached > 0, self._missing_bytes, 0.0) + self._state_bytes
+
+    @property
+    def host_writes(self) -> FloatArray:
+        return self._missing_bytes + self._state_bytes
 
     @cached_property
     def union_rows(self) -> FloatArray:

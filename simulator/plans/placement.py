@@ -11,7 +11,7 @@ from foreshard.simulator.job.layout import ResolvedLayout
 from foreshard.simulator.job.sharding import Plan, ShardedTable, TableSharding
 from foreshard.simulator.job.workload import Table
 from foreshard.simulator.plans.balance import Balance, shard_costs
-from foreshard.simulator.plans.plan_checks import check_plan, check_plan_by_size
+from foreshard.simulator.plans.plan_checks import check_plan, check_plan_by_size, check_replicated_kernels
 from foreshard.topologies.errors import InputError
 
 __all__ = [
@@ -83,7 +83,9 @@ def resolve_plan_by_size(
     `node_of` [ranks] is each rank's node. Raises InputError with every contradiction of plan, tables and layout.
     """
     shapes = layout.group_shapes(node_of)
-    problems = check_plan_by_size(plan, tables, shapes) if len(shapes) > 1 else []
+    replicated = check_replicated_kernels(plan, tables) if layout.replicas > 1 else []
+    problems = check_plan_by_size(plan, tables, shapes) if len(shapes) > 1 or replicated else []
+    problems += replicated
     if problems:
         raise InputError(problems, where="plan")
     return tuple(resolve_plan(plan, tables, size, local) for size, local in shapes)
@@ -106,6 +108,8 @@ def _cut(table: Table, how: TableSharding, group_size: int, local: int) -> Shard
         owners=_given_owners(how, columns, parts),
         row_bounds=_row_bounds(table, how, parts),
         col_bounds=column_bounds(table.embedding_dim, columns),
+        compute_kernel=how.compute_kernel,
+        cache_load_factor=how.cache_load_factor,
     )
 
 

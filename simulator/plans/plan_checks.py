@@ -6,10 +6,10 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from difflib import get_close_matches
 
-from foreshard.simulator.job.sharding import Plan, TableSharding
+from foreshard.simulator.job.sharding import CACHE_LOAD_FACTOR, Plan, TableSharding
 from foreshard.simulator.job.workload import Table
 
-__all__ = ["check_plan", "check_plan_by_size"]
+__all__ = ["check_plan", "check_plan_by_size", "check_replicated_kernels"]
 
 _COLUMN_KINDS = ("column_wise", "table_column_wise", "grid_shard")
 _ROW_KINDS = ("row_wise", "table_row_wise", "grid_shard")
@@ -41,6 +41,19 @@ def check_plan_by_size(plan: Plan, tables: tuple[Table, ...], shapes: Sequence[t
         for problem, found in sizes.items()
     ]
     return [*problems, *_check_columns_by_size(plan, tables, {local for _, local in shapes})]
+
+
+def check_replicated_kernels(plan: Plan, tables: tuple[Table, ...]) -> list[str]:
+    """Return what cannot be predicted of a plan where sharding groups have replicas: tables in host memory."""
+    shardings = dict(plan.tables)
+    kept = [table.name for table in tables if shardings.get(table.name, plan.default).compute_kernel != "fused"]
+    if not kept:
+        return []
+    named = ", ".join(f"'{name}'" for name in kept[:3]) + (", ..." if len(kept) > 3 else "")
+    return [
+        f"{len(kept)} tables ({named}) are in host memory, and how replicas synchronise rows that are in host memory "
+        "is not known to foreshard: shard over all ranks, or use compute_kernel = fused"
+    ]
 
 
 def _check_columns_by_size(plan: Plan, tables: tuple[Table, ...], local: set[int]) -> Iterator[str]:
@@ -100,6 +113,13 @@ def _check_options(how: TableSharding) -> Iterator[str]:
         yield 'row_splits are ranges of rows and contradict owner = "hash": keep one of the two'
     if how.column_shards is not None and kind not in _COLUMN_KINDS:
         yield f"{kind} has no column shards, so column_shards means nothing: use column_wise or drop column_shards"
+    if how.compute_kernel != "fused" and kind == "data_parallel":
+        yield f"data_parallel tables live in HBM, compute_kernel = {how.compute_kernel} needs a shard: use row_wise"
+    if how.cache_load_factor != CACHE_LOAD_FACTOR and how.compute_kernel != "fused_uvm_caching":
+        yield (
+            f"compute_kernel {how.compute_kernel} has no cache, so cache_load_factor means nothing: use "
+            "fused_uvm_caching or drop cache_load_factor"
+        )
 
 
 def _check_columns(table: Table, how: TableSharding, local: int) -> Iterator[str]:

@@ -54,8 +54,7 @@ class CostModel:
 
     def copy_in(self, nbytes: FloatArray) -> FloatArray:
         """Host-to-device copy of `nbytes` [ranks]: bytes over the PCIe rate seen in practice; free without a host."""
-        rate = self._cluster.host_to_device_bytes_per_s
-        return self._floored(np.divide(nbytes, rate, out=np.zeros(self._cluster.size), where=rate > 0))
+        return self._floored(_over(nbytes, self._cluster.host_to_device_bytes_per_s))
 
     def stream(self, nbytes: FloatArray | float) -> FloatArray:
         """Reading and writing `nbytes` [ranks] of HBM in order."""
@@ -65,6 +64,18 @@ class CostModel:
         """Reading rows and ids, writing outputs of `output_bytes` an element, at the lookup kernels' share of HBM."""
         moved = local.lookups * INDEX_BYTES + local.lookup_bytes + local.outputs * output_bytes
         return self._floored(moved / (self._hbm * self["lookup_efficiency"]))
+
+    def fetch(self, local: LocalDemand) -> FloatArray:
+        """Bringing in the rows that a lookup does not find in HBM, at the rate when all ranks pull at once.
+
+        Fetched on demand, before the lookup reads them: nothing hides it. 0 without tables in host memory.
+        """
+        return _over(local.host_reads, self._cluster.host_to_device_bytes_per_s)
+
+    def write_back(self, local: LocalDemand) -> FloatArray:
+        """Writing updated rows and state back to host memory, after reading what the update still lacks."""
+        read = _over(local.host_update_reads, self._cluster.host_to_device_bytes_per_s)
+        return read + _over(local.host_writes, self._cluster.device_to_host_bytes_per_s)
 
     @property
     def update_rate(self) -> FloatArray:
@@ -144,3 +155,8 @@ class CostModel:
         """At least a kernel's shortest run where there is any work, [ranks]."""
         values = np.broadcast_to(np.asarray(seconds, dtype=np.float64), (self._cluster.size,))
         return np.where(values > 0, np.maximum(values, self["kernel_floor"]), 0.0)
+
+
+def _over(nbytes: FloatArray, rate: FloatArray) -> FloatArray:
+    """Seconds for `nbytes` at `rate` [ranks] bytes/s; 0 where there is no host link."""
+    return np.divide(nbytes, rate, out=np.zeros(len(rate)), where=rate > 0)

@@ -26,6 +26,7 @@ from foreshard.simulator.step.engine import Engine, Timeline
 from foreshard.simulator.step.steps import build_program
 from foreshard.topologies.cluster import Cluster
 from foreshard.topologies.clusterfile import load_cluster_file
+from foreshard.topologies.errors import InputError
 from foreshard.topologies.presets import load_preset
 
 FloatArray = NDArray[np.float64]
@@ -96,7 +97,15 @@ class Prediction:
     def plans(self) -> tuple[tuple[ShardedTable, ...], ...]:
         """Every table with its owners in sharding groups of each size, sizes in the order of `layout.by_size()`."""
         scenario = self.scenario
-        return resolve_plan_by_size(scenario.plan, scenario.workload.tables, self.layout, self.cluster.node_of)
+        plans = resolve_plan_by_size(scenario.plan, scenario.workload.tables, self.layout, self.cluster.node_of)
+        if any(item.in_host_memory for item in plans[0]) and not self._host_links():
+            raise InputError("tables are in host memory, but the machine has ranks without a path to it: use fused")
+        return plans
+
+    def _host_links(self) -> bool:
+        """Whether every rank reaches host memory, both ways."""
+        rates = (self.cluster.host_to_device_bytes_per_s, self.cluster.device_to_host_bytes_per_s)
+        return all(bool(np.all(rate > 0)) for rate in rates)
 
     @property
     def sharded(self) -> tuple[ShardedTable, ...]:

@@ -169,7 +169,8 @@ class _Builder(OpList):
         name, precision, dim = family_name(family), self.scenario.comms.forward, self.row_dim(family)
         routed = Dep(f"input_dist.recat.{name}", routed_steps_back)
         self.compute(
-            f"lookup.{name}", "vector_return", "compute", self.costs.lookup(family.local, FULL_BYTES),
+            f"lookup.{name}", "vector_return", "compute",
+            self.costs.lookup(family.local, FULL_BYTES) + self.costs.fetch(family.local),
             self.costs["lookup_launches"], deps=(routed, *synced),
         )  # fmt: skip
         released = self.release_weights(family)
@@ -242,7 +243,7 @@ class _Builder(OpList):
             if self.sync == "gradients":  # the rows are written once, when all replicas' gradients are there
                 seconds = self.costs.sum_by_row(family.local, FULL_BYTES)
             else:
-                seconds = self.costs.update(family.local, FULL_BYTES)
+                seconds = self.costs.update(family.local, FULL_BYTES) + self.costs.write_back(family.local)
             self.compute(
                 f"embedding_backward.{family_name(family)}", "sparse_gradient_return", "compute", seconds,
                 self.costs["embedding_backward_launches"], deps=(Dep(self.gather_weights(family, after)),),

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any, get_args
 
 from foreshard.simulator.files.document import too_many_tables
-from foreshard.simulator.job.sharding import ComputeKernel, Plan, TableSharding
+from foreshard.simulator.job.sharding import CACHE_LOAD_FACTOR, ComputeKernel, Plan, TableSharding
 from foreshard.simulator.job.workload import Table
 from foreshard.simulator.torchrec.plan_file import PlanFile
 from foreshard.simulator.torchrec.plan_names import unique_names
@@ -91,10 +91,17 @@ def _shardings(
 
 
 def _kernel_notes(rows: Sequence[ShardedRow]) -> list[str]:
-    counts = Counter(row.kernel for row in rows if row.kernel not in ("fused", "dense"))
-    known = get_args(ComputeKernel)
+    """What is not said or not known of kernels; a data_parallel table has no shards that could be in host memory."""
+    counts = Counter((row.kernel, row.sharding == "data_parallel") for row in rows)
     return [
-        f"{count} tables use the compute kernel {kernel}: their rows are predicted as if they all lay in HBM"
-        + ("" if kernel in known else " (a kernel foreshard does not know)")
-        for kernel, count in sorted(counts.items())
+        f"{count} tables use the compute kernel {kernel}: {_kernel_note(kernel, replicated)}"
+        for (kernel, replicated), count in sorted(counts.items())
+        if kernel not in ("fused", "dense") and (kernel != "fused_uvm" or replicated)
     ]
+
+
+def _kernel_note(kernel: str, replicated: bool) -> str:
+    if kernel == "fused_uvm_caching" and not replicated:
+        return f"a cache_load_factor of {CACHE_LOAD_FACTOR}, FBGEMM's default, is assumed for their cache"
+    unknown = "" if kernel in get_args(ComputeKernel) else " (a kernel foreshard does not know)"
+    return f"their rows are predicted as if they all lay in HBM{unknown}"

@@ -19,7 +19,7 @@ class Call:
     """One call of a function of torchrec.distributed.sharding_plan, as `column_wise(ranks=[0, 3])`."""
 
     function: str
-    arguments: tuple[tuple[str, int | list[int]], ...] = ()
+    arguments: tuple[tuple[str, int | list[int] | str], ...] = ()
 
     def __str__(self) -> str:
         return f"{self.function}({', '.join(f'{name}={value!r}' for name, value in self.arguments)})"
@@ -52,11 +52,20 @@ def _impossible(item: ShardedTable, world: int, local: int) -> Iterator[str]:
         yield "TorchRec's row_wise uses every rank in order: drop ranks"
     if len(set(np.diff(item.col_bounds).tolist())) > 1:
         yield f"its {item.table.embedding_dim} columns are not {item.col_parts} equal slices, which TorchRec needs"
+    if item.in_host_memory and item.sharding in ("table_row_wise", "grid_shard"):
+        yield f"TorchRec's {item.sharding} takes no compute kernel: use compute_kernel = fused, or row_wise"
     if item.sharding in ("table_row_wise", "grid_shard") and item.row_parts != local:
         yield f"its {item.row_parts} row shards are not the {local} ranks of a node"
 
 
 def _call(item: ShardedTable, local: int) -> Call:
+    call = _placed(item, local)
+    if not item.in_host_memory:
+        return call
+    return Call(call.function, (*call.arguments, ("compute_kernel", item.compute_kernel)))
+
+
+def _placed(item: ShardedTable, local: int) -> Call:
     first = item.owners[:, 0].tolist()
     match item.sharding:
         case "data_parallel" | "row_wise":

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import cast, get_args
 
 import numpy as np
 
-from foreshard.simulator.job.sharding import ShardingType, TableSharding
+from foreshard.simulator.job.sharding import ShardingType, TableKernel, TableSharding
 from foreshard.simulator.plans.placement import column_bounds, row_bounds
 
 __all__ = ["Shard", "ShardedRow", "group_ranks", "table_sharding"]
@@ -87,6 +88,7 @@ def table_sharding(
         ranks=None if row.sharding == "row_wise" and ranks == tuple(range(group_size)) else ranks,
         row_splits=_uneven_rows([shard.rows for shard in ordered if shard.column == 0]) if by_row else None,
         column_shards=len(columns) if row.sharding == "grid_shard" else None,
+        compute_kernel="fused" if row.kernel not in get_args(TableKernel) else cast("TableKernel", row.kernel),
     )
 
 
