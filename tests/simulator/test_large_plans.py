@@ -48,7 +48,7 @@ print(json.dumps({
 
 @pytest.mark.slow
 def test_four_thousand_tables_on_1024_ranks_are_reported_within_four_gib():
-    """What it takes in time is a benchmark (bench_large_plans), since the machine that runs the tests runs others too."""
+    """Its time is a benchmark (bench_large_plans): the machine that runs the tests runs others too."""
     done = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True, check=True, timeout=300)
     told = json.loads(done.stdout)
     assert told["ranks"] == 1024
