@@ -72,8 +72,8 @@ def _read_npz(path: Path) -> JaggedBatch:
 
 def _load_npz(path: Path) -> dict[str, NDArray[Any]]:
     try:
-        loaded = np.load(path, allow_pickle=False)
-        if not isinstance(loaded, Mapping):
+        loaded: Any = np.load(path, allow_pickle=False)
+        if isinstance(loaded, np.ndarray):
             raise InputError(f"{path}: holds a single array, {_FORMAT}")
         with loaded as archive:
             return {name: archive[name] for name in archive}

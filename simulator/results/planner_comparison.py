@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -12,6 +12,7 @@ from foreshard.simulator.job.program import Stage
 from foreshard.simulator.results.exposure import Breakdown
 from foreshard.simulator.step.prediction import Prediction
 from foreshard.simulator.torchrec.planner_estimate import PlannerTopology
+from foreshard.simulator.torchrec.planner_figures import PlannerFigures, figures_of
 from foreshard.simulator.torchrec.planner_rating import PlannerEstimate, planner_estimate
 from foreshard.topologies.cluster import Cluster
 from foreshard.topologies.machine import LEAF
@@ -24,12 +25,16 @@ _UNPRICED: tuple[Stage, ...] = ("batch_input", "local_compute", "dense_gradient_
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class PlannerComparison:
-    """The planner's estimate with its default constants and with this machine's rates, and what it leaves out."""
+    """The planner's estimate with its default constants and with this machine's rates, and what it leaves out.
+
+    `own` are the figures of the planner that made an imported plan, as it gave them.
+    """
 
     default: PlannerEstimate
     machine: PlannerEstimate
     predicted_step_s: float
     reasons: tuple[str, ...]
+    own: PlannerFigures | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """JSON values: both estimates, seconds and bytes, and the reasons."""
@@ -38,6 +43,7 @@ class PlannerComparison:
             "machine": self.machine.to_dict(),
             "predicted_step_s": self.predicted_step_s,
             "reasons": list(self.reasons),
+            "own": self.own and asdict(self.own),
         }
 
 
@@ -78,6 +84,7 @@ def compare_with_planner(source: Prediction, parts: Breakdown, communication_s: 
         machine=machine,
         predicted_step_s=parts.step_time_s,
         reasons=tuple(_reasons(source, parts, communication_s, machine)),
+        own=figures_of(scenario.assumptions),
     )
 
 

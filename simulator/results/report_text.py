@@ -285,6 +285,7 @@ def _planner(planner: PlannerComparison) -> Section:
             format_ms(estimate.rating_s),
             format_ms(estimate.input_dist_s),
             format_bytes(float(estimate.hbm_bytes.max())),
+            format_bytes(max(0.0, estimate.budget_bytes)),
             "fits" if estimate.fits else "does not fit",
         )
         for name, estimate in (
@@ -292,13 +293,22 @@ def _planner(planner: PlannerComparison) -> Section:
             ("this machine's rates", planner.machine),
         )
     ]
-    rows.append(("foreshard's step", format_ms(planner.predicted_step_s), "", "", ""))
+    own, notes = planner.own, list(planner.reasons)
+    if own is not None:
+        rating = "" if own.rating_s is None else format_ms(own.rating_s)
+        rows.insert(0, ("as it said itself", rating, "", _bytes_or_nothing(own.hbm_bytes), "", ""))
+        notes.insert(0, f"as it said itself: {own.source}; its constants and version may differ from those reproduced")
+    rows.append(("foreshard's step", format_ms(planner.predicted_step_s), "", "", "", ""))
     return Section(
         title="TorchRec's planner on one sharding group",
-        headers=("", "rating", "input_dist, not counted", "HBM of shards", "its verdict"),
+        headers=("", "rating", "input_dist, not counted", "HBM of shards", "it leaves them", "its verdict"),
         rows=tuple(rows),
-        notes=planner.reasons,
+        notes=tuple(notes),
     )
+
+
+def _bytes_or_nothing(nbytes: float | None) -> str:
+    return "" if nbytes is None else format_bytes(nbytes)
 
 
 def _assumptions(assumptions: Sequence[Assumption]) -> Section:

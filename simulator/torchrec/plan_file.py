@@ -10,10 +10,11 @@ from typing import Any, NoReturn
 
 from foreshard.simulator.files.document import to_document, too_many_tables
 from foreshard.simulator.files.plan_section import expand_shorthand, read_plan
-from foreshard.simulator.job.scenario import Assumption, ClusterChoice, Execution, Optimizer, Scenario
+from foreshard.simulator.job.scenario import Assumption, ClusterChoice, Comms, Execution, Optimizer, Scenario
 from foreshard.simulator.job.sharding import Plan
 from foreshard.simulator.job.validation import validated
 from foreshard.simulator.job.workload import Dense, Table, Workload
+from foreshard.simulator.torchrec.planner_figures import planner_figures
 from foreshard.topologies.errors import InputError
 from foreshard.topologies.output import write_text
 
@@ -38,6 +39,7 @@ class PlanFile:
     local_world_size: int | None = None
     batch_size: int | None = None
     optimizer: Optimizer | None = None
+    comms: Comms | None = None
     modules: tuple[tuple[str, str], ...] = ()
     kernels: tuple[tuple[str, str], ...] = ()
     planner: Mapping[str, Any] = field(default_factory=dict)
@@ -52,9 +54,13 @@ class PlanFile:
             cluster=cluster,
             workload=Workload(batch_size=samples, tables=self.tables, dense=self._dense(), name=name),
             plan=self.plan,
+            comms=self.comms or Comms(),
             execution=Execution(optimizer=self.optimizer or "rowwise_adagrad"),
             name=name,
-            assumptions=tuple(Assumption(name="imported plan", value=note, source=self.source) for note in self.notes),
+            assumptions=(
+                *(Assumption(name="imported plan", value=note, source=self.source) for note in self.notes),
+                *planner_figures(self.planner, self.source),
+            ),
         )
 
     def _dense(self) -> Dense:
@@ -66,7 +72,12 @@ class PlanFile:
 def plan_file_text(plan: PlanFile) -> str:
     """Return the plan as JSON; reading it gives an equal plan."""
     document = to_document(
-        Scenario(cluster=ClusterChoice(), workload=Workload(batch_size=1, tables=plan.tables), plan=plan.plan)
+        Scenario(
+            cluster=ClusterChoice(),
+            workload=Workload(batch_size=1, tables=plan.tables),
+            plan=plan.plan,
+            comms=plan.comms or Comms(),
+        )
     )
     known = {key: getattr(plan, key) for key in ("world_size", "local_world_size", "batch_size", "optimizer")}
     whole = {
@@ -74,6 +85,7 @@ def plan_file_text(plan: PlanFile) -> str:
         "schema": SCHEMA,
         "source": plan.source,
         **{key: value for key, value in known.items() if value is not None},
+        **({"comms": document.get("comms", {})} if plan.comms else {}),
         "tables": document["workload"]["tables"],
         "plan": document.get("plan", {}),
         "modules": dict(plan.modules),
@@ -137,6 +149,7 @@ def parse_plan_file(document: Any, *, where: str) -> PlanFile:
         local_world_size=head.local_world_size,
         batch_size=head.batch_size,
         optimizer=head.optimizer,
+        comms=head.comms,
         modules=tuple(head.modules.items()),
         kernels=tuple(head.kernels.items()),
         planner=document.get("planner", {}),
@@ -151,6 +164,7 @@ class _Head:
     local_world_size: int | None = None
     batch_size: int | None = None
     optimizer: Optimizer | None = None
+    comms: Comms | None = None
     modules: dict[str, str] = field(default_factory=dict)
     kernels: dict[str, str] = field(default_factory=dict)
     notes: tuple[str, ...] = ()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from foreshard.simulator.job.scenario import Comms
 from foreshard.simulator.job.workload import Table
 from foreshard.simulator.torchrec.plan_file import PlanFile
 from foreshard.simulator.torchrec.plan_names import unique_names
@@ -15,6 +16,7 @@ from foreshard.simulator.torchrec.torchrec_storage import PrintedStorage, Storag
 
 __all__ = ["plan_of_report"]
 
+_WIRE = {2: Comms(forward="fp16", backward="fp16")}  # bf16 has as many bytes
 SMALLEST_PRINTED = 0.0005  # the largest number that prints as 0.0 with three digits
 
 
@@ -43,12 +45,18 @@ def plan_of_report(report: Report, problems: list[str]) -> PlanFile | None:
         local_world_size=_local_ranks(rows),
         batch_size=batch,
         optimizer=reading.optimizer if reading else None,
+        comms=_WIRE.get(reading.output_bytes) if reading else None,
         planner={
             **facts,
             "ranks": report.ranks,
             "tables": {row.name: _printed_cost(table) for row, table in zip(rows, report.tables, strict=True)},
         },
     )
+
+
+def _wire_words(reading: StorageReading) -> str:
+    comms = _WIRE.get(reading.output_bytes)
+    return f", so they and their gradients travel as {comms.forward}" if comms else ""
 
 
 def _local_ranks(rows: Sequence[ShardedRow]) -> int | None:
@@ -82,6 +90,7 @@ def _read_storage(
             f"data types are read off the planner's storage: {len(reading.data_types)} of {len(rows)} tables fit one "
             f"type only, the others are taken as {reading.common} like most; the optimizer that fits is "
             f"{reading.optimizer or 'not certain'}; its vectors have {reading.output_bytes} bytes per element"
+            + _wire_words(reading)
         )
     return reading
 

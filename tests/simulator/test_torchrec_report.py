@@ -1,10 +1,20 @@
 """The planner's printed report is read whole, in its raw and squeezed layouts, and a cut one is refused."""
 
+import json
+
 import pytest
 
+from foreshard.simulator.files.document import to_document
+from foreshard.simulator.files.reading import read_scenario
+from foreshard.simulator.job.scenario import ClusterChoice, Comms
 from foreshard.simulator.plans.placement import resolve_plan
+from foreshard.simulator.results.report import report as predicted
+from foreshard.simulator.step.prediction import Prediction
+from foreshard.simulator.torchrec.plan_file import parse_plan_file, plan_file_text
+from foreshard.simulator.torchrec.planner_figures import figures_of, planner_figures
 from foreshard.simulator.torchrec.torchrec_plan import import_plan, import_plan_text
 from foreshard.topologies.errors import InputError
+from foreshard.topologies.units import format_bytes
 
 GIB = 2**30
 BATCH, WORLD = 1024, 8
@@ -136,6 +146,28 @@ def test_a_report_without_telling_storage_is_taken_as_fp32():
     plan = import_plan_text(report([row("tiny", "TW", "16", 10, "0", hbm=55.0)]))
     assert plan.tables[0].data_type == "fp32"
     assert any("fp32 is assumed" in note for note in plan.notes)
+
+
+def test_vectors_of_two_bytes_travel_as_fp16_and_the_planners_figures_reach_the_scenario():
+    """The slowest rank's rating and the fullest rank's HBM, as printed, survive the scenario file."""
+    plan = import_plan_text(report(TABLES[:2]))
+    assert plan.comms == Comms(forward="fp16", backward="fp16")
+    scenario = read_scenario(to_document(plan.scenario(ClusterChoice(preset="p5.48xlarge"))))
+    assert scenario.comms == plan.comms
+    own = figures_of(scenario.assumptions)
+    assert (own.rating_s, own.hbm_bytes) == (0.0135, 9.5 * GIB)
+    assert parse_plan_file(json.loads(plan_file_text(plan)), where="plan") == plan
+    told = predicted(Prediction(scenario), planner=True)
+    assert told.to_dict()["planner"]["own"]["rating_s"] == 0.0135
+    (line,) = (line for line in told.to_text().splitlines() if line.strip().startswith("as it said itself "))
+    assert "13.5" in line
+    assert "9.5 GiB" in line
+    assert f"  {format_bytes(told.planner.default.budget_bytes)}  " in told.to_text()
+
+
+def test_a_plan_without_figures_has_no_line_of_its_own():
+    assert figures_of(()) is None
+    assert list(planner_figures({"ranks": [{"perf_ms": 3}, 4], "max_perf_ms": "fast"}, "x")) == []
 
 
 def test_the_planners_own_numbers_stand_beside(plan):
