@@ -2,7 +2,6 @@
 
 import subprocess
 import sys
-import time
 
 import pytest
 
@@ -19,11 +18,9 @@ ENTRY = '[[workload.tables]]\nname = "t"\nnum_embeddings = 1000\nembedding_dim =
 def test_a_million_tables_are_refused_before_the_file_is_parsed(tmp_path):
     path = tmp_path / "many.toml"
     path.write_text(HEAD + 1_000_000 * ENTRY, encoding="utf-8")
-    start = time.process_time()
     with pytest.raises(InputError, match=rf"1000000 entries .* at most {MOST_TABLES} tables") as caught:
         read_scenario(path)
     assert len(caught.value.problems) == 1
-    assert time.process_time() - start < 10
 
 
 @pytest.mark.parametrize("section", ["workload", "plan"])
