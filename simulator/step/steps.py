@@ -8,23 +8,22 @@ With deduplication the batch owner makes ids distinct first, pools distinct vect
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from foreshard.simulator.job.codecs import FULL_BYTES, carried, codec_bytes, wire_bytes
-from foreshard.simulator.job.demand import Demand, FamilyDemand, ReplicaDemand, vector_width
+from foreshard.simulator.job.demand import Demand, FamilyDemand, vector_width
 from foreshard.simulator.job.handed import given, received
 from foreshard.simulator.job.layout import Groups, ResolvedLayout, Sync
-from foreshard.simulator.job.program import Collective, CollectiveKind, Dep, Op, Stage, StepProgram, Stream
+from foreshard.simulator.job.program import Collective, Dep, Op, Stage, StepProgram, Stream
 from foreshard.simulator.job.scenario import Optimizer, Scenario
 from foreshard.simulator.job.sharding import ShardedTable
 from foreshard.simulator.job.traffic import PairBytes
 from foreshard.simulator.job.workload import DataType
 from foreshard.simulator.step.costs import INDEX_BYTES, LENGTH_BYTES, CostModel
-from foreshard.simulator.step.op_list import OpList
+from foreshard.simulator.step.replica_ops import ReplicaOps, family_name
 
 __all__ = ["build_program", "family_name"]
 
@@ -37,11 +36,6 @@ _ACCESSES: dict[Optimizer, int] = {"sgd": 3, "rowwise_adagrad": 3, "adagrad": 5,
 _WARMUP = {"base": 2, "sparse_dist": 3}
 
 
-def family_name(family: FamilyDemand) -> str:
-    """The name of a sharding kind's operations: "row_wise", or "row_wise.sequence" for sequence tables."""
-    return family.sharding if family.pooled else f"{family.sharding}.sequence"
-
-
 def build_program(
     scenario: Scenario,
     layout: ResolvedLayout,
@@ -52,18 +46,22 @@ def build_program(
     sync: Sync | None,
 ) -> StepProgram:
     """Return the program of one steady-state step; `sync` says how replicas are synchronised in it (None: not)."""
-    builder = _Builder(scenario, layout, sharded, demand, sync if layout.replicas > 1 else None, costs=costs)
+    builder = _Builder(
+        scenario=scenario,
+        layout=layout,
+        sharded=sharded,
+        demand=demand,
+        sync=sync if layout.replicas > 1 else None,
+        costs=costs,
+    )
     ops = builder.sparse_dist() if scenario.execution.pipeline == "sparse_dist" else builder.base()
     return StepProgram(world_size=layout.world_size, ops=ops, warmup_steps=_WARMUP[scenario.execution.pipeline])
 
 
-@dataclass(slots=True)
-class _Builder(OpList):
+@dataclass(slots=True, kw_only=True)
+class _Builder(ReplicaOps):
     scenario: Scenario
-    layout: ResolvedLayout
     sharded: tuple[ShardedTable, ...]
-    demand: Demand
-    sync: Sync | None
 
     # -- pipelines: the order in which the host issues one step ------------------------------------------------
 
@@ -298,101 +296,6 @@ class _Builder(OpList):
             "dense_optimizer", "optimizer_update", "compute", seconds, self.costs["optimizer_launches"],
             deps=(Dep("dense_all_reduce"),),
         )  # fmt: skip
-
-    # -- replica synchronisation (2D) --------------------------------------------------------------------------
-
-    def replica_sync(self) -> None:
-        """Average whole shards (weights), or exchange the touched rows' gradients and apply them (gradients)."""
-        updated = tuple(Dep(f"embedding_backward.{family_name(family)}") for family in self.demand.families)
-        if self.sync == "weights" and updated:
-            for name, nbytes, groups in self._averaged():
-                self._over_replicas(name, "all_reduce", _of_first_member(nbytes, groups), groups, updated)
-        if self.sync == "gradients" and updated:
-            self._exchange_gradients(updated)
-
-    def _averaged(self) -> Iterator[tuple[str, FloatArray, Groups]]:
-        """(Operation, bytes [ranks], groups) of every all_reduce: weights and optimizer state, round by round."""
-        for suffix, replica in self._rounds():
-            yield f"replica_sync.weights{suffix}", replica.weight_bytes, replica.groups
-            if replica.state_elements.any():
-                yield f"replica_sync.state{suffix}", replica.state_elements * FULL_BYTES, replica.groups
-
-    def _rounds(self) -> Iterator[tuple[str, ReplicaDemand]]:
-        """The rounds of replica synchronisation, each with what it adds to an operation's name if there are several."""
-        rounds = self.demand.replica_rounds
-        for number, replica in enumerate(rounds, start=1):
-            yield (f".{number}" if len(rounds) > 1 else ""), replica
-
-    def _exchange_gradients(self, updated: tuple[Dep, ...]) -> None:
-        moved, gathered = np.zeros(self.layout.world_size), []
-        for suffix, replica in self._rounds():
-            own = replica.touched_rows * INDEX_BYTES + replica.touched_elements * FULL_BYTES
-            sizes = tuple(float(own[group].sum()) for group in replica.groups.members)
-            name = f"replica_sync.rows{suffix}"
-            self._over_replicas(name, "all_gather", sizes, replica.groups, updated)
-            gathered.append(Dep(name))
-            # Read what came; read and write the rows, write their sums.
-            moved += np.array(sizes)[replica.groups.group_of] + 3 * replica.union_elements * FULL_BYTES
-        self.compute(
-            "embedding_optimizer.replicas", "optimizer_update", "compute", moved / self.costs.update_rate,
-            self.costs["embedding_backward_launches"], deps=tuple(gathered),
-        )  # fmt: skip
-
-    def _replicas_ready(self) -> tuple[Dep, ...]:
-        """What a lookup waits for: the last step's averaging of the weights it reads.
-
-        Fully sharded weights are averaged after the lookup: it reads what the rank's own group wrote.
-        """
-        if self.sync != "weights" or not self.demand.families:
-            return ()
-        return tuple(Dep(name, 1) for name, _, _ in self._averaged())
-
-    def release_weights(self, family: FamilyDemand) -> tuple[str, ...]:
-        """Fully sharded: average the looked-up weights and keep 1 / replicas of them; what the forward waits for.
-
-        meta-pytorch/torchrec 1.9.2, ShardedBatchedFusedEmbeddingBag: a reduce_scatter that starts with the end of the
-        lookup and is waited for with the vectors. Weights that do not divide evenly are copied to be padded.
-        """
-        if self.sync != "fully_sharded":
-            return ()
-        name, replica = family_name(family), self._replica_groups()
-        padded = np.where(family.weight_elements % self.layout.replicas, family.weight_bytes, 0.0)
-        after = f"lookup.{name}"
-        if padded.any():
-            seconds = self.costs.stream(2 * padded)
-            self.compute(
-                f"replica_sync.pad.{name}", "dense_gradient_sync", "replica_comm", seconds, 1, deps=(Dep(after),)
-            )
-            after = f"replica_sync.pad.{name}"
-        sizes = _of_first_member(family.weight_bytes, replica)
-        self._over_replicas(f"replica_sync.reduce_scatter.{name}", "reduce_scatter", sizes, replica, (Dep(after),))
-        return (f"replica_sync.reduce_scatter.{name}",)
-
-    def gather_weights(self, family: FamilyDemand, after: str) -> str:
-        """Fully sharded: fetch the averaged weights back once their gradients have arrived; what the update waits for.
-
-        meta-pytorch/torchrec 1.9.2, the same class: an all_gather in the backward that the compute stream waits for.
-        """
-        if self.sync != "fully_sharded":
-            return after
-        name, replica = f"replica_sync.all_gather.{family_name(family)}", self._replica_groups()
-        self._over_replicas(name, "all_gather", _of_first_member(family.weight_bytes, replica), replica, (Dep(after),))
-        return name
-
-    def _replica_groups(self) -> Groups:
-        assert self.layout.replica is not None  # resolve_layout refuses fully sharded groups of different sizes
-        return self.layout.replica
-
-    def _over_replicas(
-        self, name: str, kind: CollectiveKind, nbytes: tuple[float, ...], groups: Groups, deps: tuple[Dep, ...]
-    ) -> None:
-        work = Collective(kind=kind, groups=groups, nbytes=nbytes)
-        self.collective(name, "dense_gradient_sync", "replica_comm", work, deps=deps)
-
-
-def _of_first_member(nbytes: FloatArray, groups: Groups) -> tuple[float, ...]:
-    """The bytes of each group, given those of every rank, which are equal among its members."""
-    return tuple(nbytes[[group[0] for group in groups.members]].tolist())
 
 
 def _distinct(groups: Groups) -> tuple[NDArray[np.int64], ...]:
