@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from foreshard.simulator.results.report import CollectiveRow, Report
     from foreshard.simulator.results.signals import Imbalance, SyncReport
     from foreshard.simulator.step.memory import Memory
+    from foreshard.simulator.torchrec.planner_figures import PlannerFigures
 
 __all__ = ["Section", "html_report", "sections", "text_report"]
 
@@ -296,8 +297,8 @@ def _planner(planner: PlannerComparison) -> Section:
     own, notes = planner.own, list(planner.reasons)
     if own is not None:
         rating = "" if own.rating_s is None else format_ms(own.rating_s)
-        rows.insert(0, ("as it said itself", rating, "", _bytes_or_nothing(own.hbm_bytes), "", ""))
-        notes.insert(0, f"as it said itself: {own.source}; its constants and version may differ from those reproduced")
+        rows.insert(0, ("as it said itself", rating, "", _bytes_or_nothing(own.shards_hbm_bytes), "", ""))
+        notes.insert(0, _own_words(own))
     rows.append(("foreshard's step", format_ms(planner.predicted_step_s), "", "", "", ""))
     return Section(
         title="TorchRec's planner on one sharding group",
@@ -305,6 +306,11 @@ def _planner(planner: PlannerComparison) -> Section:
         rows=tuple(rows),
         notes=tuple(notes),
     )
+
+
+def _own_words(own: PlannerFigures) -> str:
+    whole = "" if own.hbm_bytes is None else f", {format_bytes(own.hbm_bytes)} with dense tensors and features"
+    return f"as it said itself: {own.source}{whole}; its constants and version may differ from those reproduced"
 
 
 def _bytes_or_nothing(nbytes: float | None) -> str:
