@@ -11,7 +11,7 @@ from foreshard.simulator.job.scenario import Optimizer
 from foreshard.simulator.job.sharding import ShardedTable
 from foreshard.simulator.plans.rows import rows_held
 
-__all__ = ["cached_rows", "host_state_bytes", "missing_share", "row_parts_of", "state_in_host_memory"]
+__all__ = ["cached_rows", "host_state_bytes", "missing_share", "row_parts_of"]
 
 FloatArray = NDArray[np.float64]
 
@@ -43,15 +43,11 @@ def missing_share(sharded: ShardedTable, draws: float, streams: int) -> FloatArr
     return row_parts_of(sharded).missed(cached_rows(sharded), draws, streams)
 
 
-def state_in_host_memory(optimizer: Optimizer) -> bool:
-    """Whether optimizer state lives where weights in host memory live: all but row-wise state, which is in HBM.
-
-    pytorch/FBGEMM, construct_split_state: state of managed tables is managed unless it is row-wise, and is not cached.
-    """
-    return optimizer in ("adagrad", "adam")
-
-
 def host_state_bytes(optimizer: Optimizer, columns: int) -> float:
-    """Bytes of optimizer state in host memory for a row of `columns` columns of a table in host memory."""
+    """Bytes of optimizer state in host memory for a row of `columns` columns of a table in host memory.
+
+    Row-wise state stays in HBM; other state lies in host memory with the weights, and is never cached:
+    pytorch/FBGEMM, construct_split_state, called with cacheable=False for optimizer state.
+    """
     per_element = {"adagrad": 1, "adam": 2}.get(optimizer, 0)
     return float(per_element * columns * FULL_BYTES)

@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 
 import numpy as np
 
 from foreshard.simulator.job.codecs import FULL_BYTES
 from foreshard.simulator.job.layout import ResolvedLayout
 from foreshard.simulator.job.scenario import Scenario
-from foreshard.simulator.job.sharding import Plan, ShardedTable, ShardingType, TableSharding
+from foreshard.simulator.job.sharding import CACHE_LOAD_FACTOR, Plan, ShardedTable, ShardingType, TableSharding
 from foreshard.simulator.job.suggestions import toml_path
 from foreshard.simulator.job.workload import BYTES_PER_ELEMENT, DataType, Table
 from foreshard.simulator.lookups.tally import state_elements_per_row
 from foreshard.simulator.step.memory import Memory, shard_weight_bytes
 from foreshard.topologies.errors import InputError
-from foreshard.topologies.units import format_bytes
+from foreshard.topologies.units import format_bytes, format_ms
 
 __all__ = ["Advice", "memory_advice"]
 
@@ -31,6 +32,7 @@ class Advice:
     """One change after which every rank fits: what to set, the changed scenario, and the peak bytes it then uses.
 
     `overrides` are the settings as --set takes them; on a scenario file they do the same as `scenario` shows.
+    `step_times_s`, predicted without and with the change, are told of changes that trade time for memory.
     """
 
     text: str
@@ -38,10 +40,15 @@ class Advice:
     scenario: Scenario
     peak_bytes: float
     hbm_cap_bytes: float
+    step_times_s: tuple[float, float] | None = None
 
     def sentence(self) -> str:
-        """The advice with the memory that its own prediction found."""
-        return f"{self.text}: {format_bytes(self.peak_bytes)} of {format_bytes(self.hbm_cap_bytes)} on the peak rank"
+        """The advice with the memory, and where it was asked for the step times, that its own prediction found."""
+        used = f"{format_bytes(self.peak_bytes)} of {format_bytes(self.hbm_cap_bytes)} on the peak rank"
+        if self.step_times_s is None:
+            return f"{self.text}: {used}"
+        before, after = map(format_ms, self.step_times_s)
+        return f"{self.text}: {used}; a step takes {after}, without the change {before} if it fitted"
 
 
 def memory_advice(
@@ -50,12 +57,13 @@ def memory_advice(
     layout: ResolvedLayout,
     memory: Memory,
     evaluate: Callable[[Scenario], Memory],
+    step_time: Callable[[Scenario], float] | None = None,
 ) -> tuple[Advice, ...]:
     """Return the single changes that make `scenario` fit, each found true by `evaluate`; empty if there is none.
 
     Tried in this order: the smallest larger sharding group, fully sharded replicas, another sharding of the table that
-    weighs most on the peak rank of `memory`, less optimizer state, narrower weights, more nodes. `sharded` are the
-    tables in the sharding group of that rank.
+    weighs most on the peak rank of `memory`, less optimizer state, narrower weights, tables in host memory, more
+    nodes. `sharded` are the tables in the sharding group of that rank; `step_time` predicts seconds.
     """
     trial = _Trial(evaluate, float(memory.hbm_cap_bytes.max()), layout.world_size // scenario.cluster.nodes)
     peak = float(memory.per_rank_bytes[memory.peak_rank])
@@ -65,9 +73,16 @@ def memory_advice(
         trial.first(_other_sharding(scenario, sharded, layout, memory.peak_rank)),
         trial.first(_less_state(scenario)),
         trial.first(_narrower_weights(scenario)),
+        _timed(trial.first(_in_host_memory(scenario, sharded, layout, trial)), scenario, step_time),
         trial.first(_more_nodes(scenario), spread_from=peak if layout.replicas == 1 else np.inf),
     )
     return tuple(advice for advice in found if advice is not None)
+
+
+def _timed(advice: Advice | None, scenario: Scenario, step_time: Callable[[Scenario], float] | None) -> Advice | None:
+    if advice is None or step_time is None:
+        return advice
+    return replace(advice, step_times_s=(step_time(scenario), step_time(advice.scenario)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +124,7 @@ class _Trial:
         """
         last = spread_from
         for change in candidates:
-            memory = self._memory(change.scenario)
+            memory = self.memory(change.scenario)
             if memory is None:
                 continue
             rank = memory.peak_rank
@@ -124,7 +139,7 @@ class _Trial:
             last = last and peak
         return None
 
-    def _memory(self, changed: Scenario) -> Memory | None:
+    def memory(self, changed: Scenario) -> Memory | None:
         """Memory of a candidate; None where it cannot be, or cannot fit whatever the plan."""
         if self._least_bytes(changed) > self.cap:
             return None
@@ -135,10 +150,11 @@ class _Trial:
 
     def _least_bytes(self, changed: Scenario) -> float:
         """Mean bytes of weights and optimizer state on the ranks of a sharding group: no peak is below."""
-        optimizer = changed.execution.optimizer
+        optimizer, shardings, default = changed.execution.optimizer, dict(changed.plan.tables), changed.plan.default
         held = sum(
             table.nbytes + FULL_BYTES * table.num_embeddings * state_elements_per_row(optimizer, table.embedding_dim)
             for table in changed.workload.tables
+            if shardings.get(table.name, default).compute_kernel == "fused"
         )
         largest = max(map(len, changed.layout.groups)) if changed.layout.groups else changed.layout.sharding_group_size
         return float(held / (largest or changed.cluster.nodes * self.ranks_of_a_node))
@@ -215,6 +231,48 @@ def _narrower_weights(scenario: Scenario) -> Iterator[_Change]:
 def _narrowed(table: Table, data_type: DataType) -> Table:
     wider = BYTES_PER_ELEMENT[table.data_type] > BYTES_PER_ELEMENT[data_type]
     return replace(table, data_type=data_type) if wider else table
+
+
+def _in_host_memory(
+    scenario: Scenario, sharded: tuple[ShardedTable, ...], layout: ResolvedLayout, trial: _Trial
+) -> Iterator[_Change]:
+    """The largest tables in host memory with a cache, as few of them as make HBM suffice: found by bisection."""
+    movable = [item.table for item in sharded if not item.in_host_memory and item.sharding != "data_parallel"]
+    if not movable or layout.replicas > 1:
+        return
+    movable.sort(key=lambda table: -table.nbytes)
+    least, most = 1, len(movable)
+    while least < most:
+        middle = (least + most) // 2
+        memory = trial.memory(_moved(scenario, movable[:middle]).scenario)
+        if memory is not None and memory.fits_hbm:
+            most = middle
+        else:
+            least = middle + 1
+    yield _moved(scenario, movable[:least])
+
+
+def _moved(scenario: Scenario, tables: list[Table]) -> _Change:
+    """These tables in host memory, sharded as they are."""
+    shardings = dict(scenario.plan.tables)
+    for table in tables:
+        how = shardings.get(table.name, scenario.plan.default)
+        shardings[table.name] = replace(how, compute_kernel="fused_uvm_caching", cache_load_factor=CACHE_LOAD_FACTOR)
+    plan = replace(scenario.plan, tables=tuple(shardings.items()))
+    settings = [(toml_path(("plan", "tables", table.name)), _inline(shardings[table.name])) for table in tables]
+    load = f"the largest in host memory, {CACHE_LOAD_FACTOR:.0%} of their rows cached in HBM"
+    return _Change(replace(scenario, plan=plan), tuple(settings), load)
+
+
+def _inline(how: TableSharding) -> str:
+    """A sharding as an inline TOML table, without what is as usual."""
+    plain = TableSharding(sharding=how.sharding)
+    names = [
+        item.name
+        for item in fields(how)
+        if item.name == "sharding" or getattr(how, item.name) != getattr(plain, item.name)
+    ]
+    return "{ " + ", ".join(f"{name} = {json.dumps(getattr(how, name))}" for name in names) + " }"
 
 
 def _more_nodes(scenario: Scenario) -> Iterator[_Change]:

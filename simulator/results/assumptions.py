@@ -35,6 +35,7 @@ def assumptions_of(scenario: Scenario, cluster: Cluster, costs: Mapping[str, Sou
     return (
         *scenario.assumptions,
         *_execution(scenario),
+        *_host_memory(scenario),
         *_codecs(scenario.comms),
         *_machine(cluster),
         *(_constant(name, sourced) for name, sourced in {**cluster.constants, **costs}.items()),
@@ -64,6 +65,27 @@ def _dedup(scenario: Scenario) -> str:
         "scenario; a rank sends each distinct id of a table once; sequences are expanded (TorchRec use_index_dedup), "
         "pooled tables pooled (TensorFlow embedding_lookup_sparse) by the batch owner"
     )
+
+
+def _host_memory(scenario: Scenario) -> Iterator[Assumption]:
+    """How tables in host memory are predicted, if there are any."""
+    shardings = dict(scenario.plan.tables)
+    kernels = {shardings.get(table.name, scenario.plan.default).compute_kernel for table in scenario.workload.tables}
+    if kernels == {"fused"}:
+        return
+    yield Assumption(
+        name="tables in host memory",
+        value="rows are fetched on demand and written back in the same step, one after the other with the kernels",
+        source="no prefetch; at the rate of the host link while all ranks pull; optimizer state that is not row-wise "
+        "lies there too, uncached (pytorch/FBGEMM, construct_split_state)",
+    )
+    if "fused_uvm_caching" in kernels:
+        yield Assumption(
+            name="cache of tables in host memory",
+            value="an ideal one that holds the hottest rows of every shard: an upper bound on hits",
+            source="FBGEMM's is set-associative, 32 ways, and evicts the least recently used (pytorch/FBGEMM, "
+            "DEFAULT_ASSOC); of sampled and replayed batches the expected share misses",
+        )
 
 
 def _codecs(comms: Comms) -> Iterator[Assumption]:

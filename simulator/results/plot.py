@@ -248,7 +248,7 @@ def plot_step(
 # Memory
 
 _PARTS = {
-    "tables": ("weights_sharded", "weights_gathered", "weights_replicated"),
+    "tables": ("weights_sharded", "cache", "weights_gathered", "weights_replicated"),
     "optimizer and gradients of tables": ("optimizer_sharded", "optimizer_replicated", "gradients_replicated"),
     "dense model": ("dense_parameters", "dense_gradients", "dense_optimizer", "gradient_buckets"),
     "ids": ("input_batches", "input_dist"),

@@ -328,7 +328,13 @@ def advice_of(source: Prediction, memory: Memory | None = None) -> tuple[Advice,
         return ()
     evaluate = partial(_memory_after, source)
     sharded = source.sharded_for(memory.peak_rank)
-    return memory_advice(source.scenario, sharded, source.layout, memory, evaluate)
+    step_time = partial(_step_time_after, source)
+    return memory_advice(source.scenario, sharded, source.layout, memory, evaluate, step_time)
+
+
+def _step_time_after(source: Prediction, changed: Scenario) -> float:
+    """Predicted step time of a changed scenario, or of the present one, in seconds; on the same cluster."""
+    return source.step_time_s if changed is source.scenario else Prediction(changed, source.cluster).step_time_s
 
 
 def _memory_after(source: Prediction, changed: Scenario) -> Memory:

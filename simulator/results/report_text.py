@@ -119,8 +119,14 @@ def _summary(report: Report) -> Section:
 def _fit_words(memory: Memory) -> str:
     peak = memory.peak_rank
     used = f"{format_bytes(memory.per_rank_bytes[peak])} of {format_bytes(memory.hbm_cap_bytes[peak])} on rank {peak}"
+    host = memory.host_bytes[memory.peak_node]
+    if host > 0:
+        cap = format_bytes(memory.host_cap_bytes[memory.peak_node])
+        used += f", and {format_bytes(host)} of {cap} of host memory on node {memory.peak_node}"
     if memory.fits:
         return f"fits: {used}"
+    if memory.fits_hbm:
+        return f"DOES NOT FIT in host memory, though in HBM it would: {used}"
     before = ", though its weights alone would" if memory.fits_before_overhead else ""
     return f"DOES NOT FIT{before}: {used}"
 

@@ -1,4 +1,6 @@
-"""HBM of every rank, item by item, in TorchRec's words; a plan that does not fit is described all the same.
+"""HBM of every rank, item by item, in TorchRec's words, and the tables in every node's host memory.
+
+A plan that does not fit is described all the same.
 
 Nothing is counted as reused within a step: PyTorch's caching allocator keeps the blocks of different streams apart, so
 the total lies between what is allocated at the peak and what the allocator holds.
@@ -8,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,6 +26,7 @@ from foreshard.simulator.job.workload import BYTES_PER_ELEMENT, DataType, Dense
 from foreshard.simulator.lookups.tally import state_elements_per_row
 from foreshard.simulator.plans.rows import rows_held
 from foreshard.simulator.step.costs import INDEX_BYTES, LENGTH_BYTES, default_constants
+from foreshard.simulator.step.host_tables import HostTables, tables_in_host_memory
 from foreshard.topologies.cluster import Cluster
 from foreshard.topologies.machine import Sourced
 
@@ -33,6 +36,7 @@ FloatArray = NDArray[np.float64]
 
 ITEMS: dict[str, str] = {
     "weights_sharded": "embedding shards of the rank; fully sharded over replicas, its part of them",
+    "cache": "fused_uvm_caching: the cached share of the shards' rows, and what tells which rows those are",
     "weights_gathered": "fully sharded: the whole shards, while they are looked up and updated",
     "weights_replicated": "data_parallel tables, whole on every rank",
     "optimizer_sharded": "fp32 optimizer state of the shards",
@@ -61,10 +65,15 @@ _PEERS_MEASURED = 7  # the all-to-all reserve was seen on 8 GPUs; with one peer 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Memory:
-    """HBM in bytes: `items` by name, each [ranks], and what a rank has, `hbm_cap_bytes` [ranks]."""
+    """HBM in bytes: `items` by name, each [ranks], and what a rank has, `hbm_cap_bytes` [ranks].
+
+    `host_bytes` [nodes] are the tables in host memory, `host_cap_bytes` [nodes] all that a node has.
+    """
 
     items: Mapping[str, FloatArray]
     hbm_cap_bytes: FloatArray
+    host_bytes: FloatArray = field(default_factory=lambda: np.zeros(1))
+    host_cap_bytes: FloatArray = field(default_factory=lambda: np.zeros(1))
 
     @property
     def per_rank_bytes(self) -> FloatArray:
@@ -74,13 +83,28 @@ class Memory:
     @property
     def weight_bytes(self) -> FloatArray:
         """Embedding weights alone in bytes, [ranks]: memory "before overhead"."""
-        names = ("weights_sharded", "weights_gathered", "weights_replicated")
+        names = ("weights_sharded", "cache", "weights_gathered", "weights_replicated")
         return np.asarray(np.sum([self.items[name] for name in names], axis=0), dtype=np.float64)
 
     @property
     def fits(self) -> bool:
+        """Whether every rank's items fit in its HBM, and every node's tables in its host memory."""
+        return self.fits_hbm and self.fits_host
+
+    @property
+    def fits_hbm(self) -> bool:
         """Whether every rank's items fit in its HBM."""
         return bool(np.all(self.per_rank_bytes <= self.hbm_cap_bytes))
+
+    @property
+    def fits_host(self) -> bool:
+        """Whether every node's tables in host memory fit there."""
+        return bool(np.all(self.host_bytes <= self.host_cap_bytes))
+
+    @property
+    def peak_node(self) -> int:
+        """The node whose host memory has least left beside its tables, or lacks most."""
+        return int(np.argmax(self.host_bytes - self.host_cap_bytes))
 
     @property
     def fits_before_overhead(self) -> bool:
@@ -102,6 +126,10 @@ class Memory:
             "peak_rank": peak,
             "per_rank_bytes": self.per_rank_bytes.tolist(),
             "items": {name: float(values[peak]) for name, values in self.items.items()},
+            "fits_hbm": self.fits_hbm,
+            "fits_host": self.fits_host,
+            "host_bytes": self.host_bytes.tolist(),
+            "host_cap_bytes": self.host_cap_bytes.tolist(),
         }
 
 
@@ -113,9 +141,13 @@ def predict_memory(
     demand: Demand,
     constants: Mapping[str, Sourced] | None = None,
 ) -> Memory:
-    """Return the HBM of every rank item by item, in bytes; `constants` replaces shipped ones by name."""
+    """Return the HBM of every rank item by item, and host memory of every node, in bytes.
+
+    `constants` replaces shipped ones by name.
+    """
     known = {**default_constants(), **(constants or {})}
-    tables = _embedding_items(scenario, layout, sharded, demand)
+    moved = tables_in_host_memory(sharded, layout, scenario.execution.optimizer)
+    tables = _embedding_items(scenario, layout, sharded, demand, moved)
     activations = _activation_bytes(scenario.workload.dense, scenario.workload.batch_size)
     items = {
         **tables,
@@ -129,7 +161,10 @@ def predict_memory(
     ranks = layout.world_size
     caps = np.array([gpu.hbm_bytes for gpu in cluster.gpus], dtype=np.float64)[cluster.gpu_index]
     spread = {name: np.broadcast_to(np.asarray(items[name], dtype=np.float64), (ranks,)) for name in ITEMS}
-    return Memory(items=spread, hbm_cap_bytes=caps)
+    host = np.bincount(cluster.node_of, weights=moved.weights + moved.state, minlength=cluster.nodes)
+    return Memory(
+        items=spread, hbm_cap_bytes=caps, host_bytes=host.astype(np.float64), host_cap_bytes=cluster.host_memory_bytes
+    )
 
 
 # -- tables ------------------------------------------------------------------------------------------------------
@@ -144,7 +179,7 @@ def shard_weight_bytes(table: ShardedTable, group_size: int) -> FloatArray:
 
 
 def _embedding_items(
-    scenario: Scenario, layout: ResolvedLayout, sharded: tuple[ShardedTable, ...], demand: Demand
+    scenario: Scenario, layout: ResolvedLayout, sharded: tuple[ShardedTable, ...], demand: Demand, moved: HostTables
 ) -> dict[str, FloatArray]:
     zero = np.zeros(layout.world_size)
     state = sum((family.state_elements for family in demand.families), start=zero)
@@ -152,14 +187,17 @@ def _embedding_items(
     optimizer = scenario.execution.optimizer
     rows = [table.num_embeddings * state_elements_per_row(optimizer, table.embedding_dim) for table in whole]
     return {
-        **_shard_items(scenario, layout, demand),
+        **_shard_items(scenario, layout, demand, moved),
+        "cache": moved.cache,
         "weights_replicated": zero + sum(table.nbytes for table in whole),
-        "optimizer_sharded": FULL_BYTES * state,
+        "optimizer_sharded": FULL_BYTES * state - moved.state,
         "optimizer_replicated": zero + FULL_BYTES * sum(rows),
     }
 
 
-def _shard_items(scenario: Scenario, layout: ResolvedLayout, demand: Demand) -> dict[str, FloatArray]:
+def _shard_items(
+    scenario: Scenario, layout: ResolvedLayout, demand: Demand, moved: HostTables
+) -> dict[str, FloatArray]:
     """Shards' weights. Fully sharded, a rank keeps 1 / replicas of them, and has the whole while it is used besides.
 
     Peak shard + shard / replicas, then shard / replicas: meta-pytorch/torchrec pull request 3558. Weights that do not
@@ -168,7 +206,7 @@ def _shard_items(scenario: Scenario, layout: ResolvedLayout, demand: Demand) -> 
     zero = np.zeros(layout.world_size)
     whole = sum((family.weight_bytes for family in demand.families), start=zero)
     if layout.replicas == 1 or scenario.layout.sync != "fully_sharded":
-        return {"weights_sharded": whole, "weights_gathered": zero}
+        return {"weights_sharded": whole - moved.weights, "weights_gathered": zero}
     uneven = [np.where(f.weight_elements % layout.replicas, f.weight_bytes, 0.0) for f in demand.families]
     return {"weights_sharded": whole / layout.replicas, "weights_gathered": whole + sum(uneven, start=zero)}
 
