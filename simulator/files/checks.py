@@ -15,7 +15,7 @@ from foreshard.simulator.job.scenario import ClusterChoice
 from foreshard.simulator.job.sharding import Plan
 from foreshard.simulator.job.suggestions import did_you_mean, toml_path
 from foreshard.simulator.job.workload import Dense, Table
-from foreshard.simulator.plans.plan_checks import check_plan_by_size
+from foreshard.simulator.plans.plan_checks import check_plan, check_plan_by_size
 from foreshard.simulator.step.prediction import load_cluster
 from foreshard.topologies.cluster import Cluster
 from foreshard.topologies.errors import InputError
@@ -118,19 +118,41 @@ def check_together(
     """
     yield from _check_capacity(tables, cluster)
     yield from _check_data_type(dense, cluster) if dense else ()
-    if layout is None:
-        return
     groups = None
-    try:
-        groups = resolve_layout(layout, cluster.size)
-    except InputError as error:
-        yield from error.problems
-        with suppress(InputError):  # what is wrong with synchronisation does not hide what is wrong with the plan
-            groups = resolve_layout(replace(layout, sync="weights"), cluster.size)
-    if groups is not None and plan is not None and tables:
-        read = {table.name: table for table in tables}
-        known = Plan(default=plan.default, tables=tuple(pair for pair in plan.tables if pair[0] in read))
-        yield from _merged(check_plan_by_size(known, tuple(read.values()), groups.group_shapes(cluster.node_of)))
+    if layout is not None:
+        try:
+            groups = resolve_layout(layout, cluster.size)
+        except InputError as error:
+            yield from error.problems
+            with suppress(InputError):  # what is wrong with synchronisation does not hide what is wrong with the plan
+                groups = resolve_layout(replace(layout, sync="weights"), cluster.size)
+    if plan is None or not tables:
+        return
+    read = {table.name: table for table in tables}
+    known = Plan(default=plan.default, tables=tuple(pair for pair in plan.tables if pair[0] in read))
+    every = tuple(read.values())
+    if groups is None:
+        yield from _merged(_wrong_in_any_layout(known, every, cluster))
+    else:
+        yield from _merged(check_plan_by_size(known, every, groups.group_shapes(cluster.node_of)))
+
+
+def _wrong_in_any_layout(plan: Plan, tables: tuple[Table, ...], cluster: Cluster) -> list[str]:
+    """What is wrong with the world as one sharding group, of tables that are wrong in groups of every size."""
+    local, world = cluster.local_world_size, cluster.size
+    sizes = [size for size in range(1, world) if world % size == 0]
+    shapes = {(size, held) for size in sizes for held in (min(size, local), max(1, size // cluster.nodes))}
+    whole = check_plan(plan, tables, world, local)
+    wrong = {_subject(problem) for problem in whole}
+    for shape in sorted(shapes) if wrong else ():
+        wrong &= {_subject(problem) for problem in check_plan(plan, tables, *shape)}
+    return [f"{problem} [in any layout]" for problem in whole if _subject(problem) in wrong]
+
+
+def _subject(problem: str) -> str:
+    """The table that a sentence is about; the sentence itself if it is about none."""
+    match = _ABOUT_TABLE.match(problem)
+    return match["name"] if match else problem
 
 
 def _check_data_type(dense: Dense, cluster: Cluster) -> Iterator[str]:

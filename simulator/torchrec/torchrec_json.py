@@ -21,7 +21,7 @@ Only plain numbers and names are read; keys that are not known are passed over, 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Annotated, Any, TypeVar
 
@@ -141,8 +141,7 @@ def _entries(plan: Any, problems: list[str]) -> Iterator[tuple[str, str, Any]]:
 def _serialized_row(module: str, name: str, table: _SerializedTable, problems: list[str]) -> ShardedRow:
     shards = table.shards or ()
     ranks = [_rank_of(shard.placement, index, table.ranks) for index, shard in enumerate(shards)]
-    if None in ranks:
-        problems.append(f"table '{name}': a shard has neither a placement such as 'rank:2/cuda:0' nor a rank")
+    problems += (f"table '{name}': {problem}" for problem in _placement_problems(table, ranks))
     return ShardedRow(
         name=name,
         module=module,
@@ -166,7 +165,23 @@ def _rank_of(placement: str | None, index: int, ranks: tuple[int, ...] | None) -
     match = _PLACEMENT.match(placement or "")
     if match:
         return int(match.group(1))
-    return ranks[index] if ranks and index < len(ranks) else None
+    return ranks[index] if placement is None and ranks and index < len(ranks) else None
+
+
+def _placement_problems(table: _SerializedTable, found: Sequence[int | None]) -> Iterator[str]:
+    """Yield what is wrong with the shards' placements, and where they contradict the table's list of ranks."""
+    shards, listed = table.shards or (), table.ranks or ()
+    foreign = [shard.placement for shard in shards if shard.placement and not _PLACEMENT.match(shard.placement)]
+    if foreign:
+        others = f" and {len(foreign) - 1} more" if len(foreign) > 1 else ""
+        yield f"the placement {shown(foreign[0])}{others} names no rank: expected one such as 'rank:2/cuda:0'"
+    elif None in found:
+        yield "a shard has neither a placement such as 'rank:2/cuda:0' nor a rank"
+    elif listed and shards and list(listed) != list(found):
+        yield (
+            f"ranks = {shown(list(listed))} contradict the placements of its {len(shards)} shards, on ranks "
+            f"{shown(list(found))}: give one rank for each shard, in the order of shards, or drop ranks"
+        )
 
 
 def read_options(entries: Any, problems: list[str]) -> tuple[list[ShardedRow], dict[str, OptionCosts]]:

@@ -444,3 +444,20 @@ def test_a_cluster_file_with_an_ambiguous_unit_is_refused(tmp_path: Path) -> Non
     (problem,) = problems_of(written(tmp_path, document))
     assert problem.startswith("cluster: ")
     assert "'2 Tb' is ambiguous (bits or bytes?)" in problem
+
+
+@pytest.mark.parametrize("layout", [{"sharding_group_size": 7}, {"sharding_group_siz": 8}, {"placement": "nowhere"}])
+def test_a_wrong_layout_hides_no_mistake_of_the_plan_that_stands_in_any_layout(
+    layout: dict[str, Any], tmp_path: Path
+) -> None:
+    """Rank 77 exists in no group of 16 ranks; rank 12 is right in one of 16 ranks, which 7 may be a slip for."""
+
+    def told(rank: int) -> list[str]:
+        owner = {"tables": {"user_id": {"sharding": "table_wise", "ranks": [rank]}}}
+        return list(problems_of(written(tmp_path, changed(("layout", layout), ("plan", owner)))))
+
+    (wrong,) = (problem for problem in told(77) if "77" in problem)
+    assert wrong.startswith("table 'user_id': ranks [77] do not exist")
+    assert wrong.endswith("[in any layout]")
+    assert len(told(77)) == 2
+    assert len(told(12)) == 1

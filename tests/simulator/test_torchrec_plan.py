@@ -149,10 +149,30 @@ def test_kernels_that_do_not_keep_rows_in_hbm_are_noted():
         (serialized(t=entry("row_wise", shard(0, 5, 0, 4, 0), shard(4, 6, 0, 4, 1))), "do not tile"),
         (serialized(t=entry("row_wise", shard(-1, 5, 0, 4, 0))), "shard_offsets"),
         (serialized(t=entry("table_wise", {"shard_offsets": [0, 0], "shard_sizes": [1, 1]})), "neither a placement"),
+        (serialized(t=entry("table_wise", shard(0, 5, 0, 4, 0), ranks=[1])), "ranks = [1] contradict the placements"),
+        (serialized(t=entry("row_wise", shard(0, 5, 0, 4, 0), shard(5, 5, 0, 4, 1), ranks=[1, 0])), "on ranks [0, 1]"),
+        (serialized(t=entry("row_wise", shard(0, 5, 0, 4, 0), shard(5, 5, 0, 4, 1), ranks=[0])), "ranks = [0] contra"),
+        (serialized(t=entry("table_wise", shard(0, 5, 0, 4, -3))), '"rank:-3/cuda:1" names no rank'),
+        (serialized(t=entry("table_wise", {**shard(0, 5, 0, 4, 0), "placement": "nowhere"}, ranks=[0])),
+         'the placement "nowhere" names no rank'),
     ],
 )  # fmt: skip
 def test_a_broken_serialised_plan_is_refused(document, sentence):
     assert sentence in told(document)
+
+
+def test_every_tables_contradictions_are_listed():
+    text = told(serialized(
+        a=entry("table_wise", shard(0, 5, 0, 4, 0), ranks=[1]),
+        b=entry("table_wise", {**shard(0, 5, 0, 4, 0), "placement": "nowhere"}),
+        c=entry("table_wise", shard(0, 5, 0, 4, -3)),
+    ))  # fmt: skip
+    assert [name in text for name in ("table 'a'", "table 'b'", "table 'c'")] == [True] * 3
+
+
+def test_ranks_that_agree_with_the_placements_are_no_mistake():
+    plan, how = imported(serialized(whole=entry("table_wise", shard(0, 100, 0, 64, 5), ranks=[5])))
+    assert how["whole"].ranks == (5,)
 
 
 def test_a_table_list_that_contradicts_the_shards_is_refused():
