@@ -78,7 +78,7 @@ def parse_toml(text: str, *, where: str) -> Document:
     try:
         return tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
-        raise InputError(f"not valid TOML: {_first_lower(str(error))}", where=where) from None
+        raise InputError(_not_toml(text, error), where=where) from None
     except RecursionError:
         raise InputError("not valid TOML: lists or tables are nested too deeply", where=where) from None
     except ValueError:  # Python converts no integer of more than 4,300 digits
@@ -92,6 +92,17 @@ def too_many_tables(count: int) -> Iterator[str]:
     """Yield a sentence if there are more tables than are worth looking at one by one."""
     if count > MOST_TABLES:
         yield f"{count} tables: {_FEWER}"
+
+
+def _not_toml(text: str, error: tomllib.TOMLDecodeError) -> str:
+    """What to do with a file that is no TOML: of a plan, which is easily taken for a scenario, make one."""
+    is_json = text.lstrip()[:1] == "{"
+    if '"foreshard-plan"' in text or "Planner Statistics" in text or (is_json and '"sharding_type"' in text):
+        return (
+            "is a plan, not a scenario: make one of it with `foreshard import-plan PLAN -o plan.json "
+            "--scenario FILE.toml --preset NAME`, and give FILE.toml"
+        )
+    return f"{'is JSON, ' if is_json else ''}not valid TOML: {_first_lower(str(error))}"
 
 
 def _first_lower(text: str) -> str:

@@ -220,7 +220,7 @@ class _Reading:
             self.notes += repeated
         settled = [*self.settled, ("workload", "all_tables")] if _TABLES in self.settled else self.settled
         own = _unsettled(self._assumptions(self.document.get("assumptions", [])), settled)
-        told = {note.name for note in self.notes if note.name == "workload.replay"}  # read again, and told anew
+        told = {note.name for note in self.notes} & {"workload.replay", "workload.families"}  # read and told anew
         if self.problems or self.conflicts or not (cluster and workload and plan and layout and comms and execution):
             return None
         return Scenario(

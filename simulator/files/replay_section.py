@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from foreshard.simulator.job.batches import JaggedBatch, check_ids
+from foreshard.simulator.job.features import DEFAULT_ROW
 from foreshard.simulator.job.replay import tables_of
 from foreshard.simulator.job.row_files import Rows, read_rows
 from foreshard.simulator.job.scenario import Assumption
@@ -204,4 +205,18 @@ def check_samples(recorded: Recorded, workload: Workload, ranks: int) -> tuple[l
     weighted = [choice.name for choice in recorded.families if choice.pooling == "weighted"]
     if weighted:
         how += f"; the weights of {', '.join(weighted)} are not counted as traffic"
-    return [], [Assumption(name="workload.replay", value=Path(recorded.replay.file).name, source=how)]
+    told = Assumption(name="workload.replay", value=Path(recorded.replay.file).name, source=how)
+    return [], [told, *_default_rows(recorded.families, recorded.samples)]
+
+
+def _default_rows(families: Sequence[FamilyChoice], samples: JaggedBatch) -> Iterator[Assumption]:
+    """Say how many of the recorded ids of each family are missing or foreign, and look up the default row."""
+    counts = [(choice.name, samples.ids(choice.name)) for choice in families if rows_of_family(choice) > 1]
+    lost = [(name, int((ids == DEFAULT_ROW).sum()), len(ids)) for name, ids in counts]
+    words = [f"{count} of {ids} ids of {name}" for name, count, ids in lost if count]
+    if words:
+        yield Assumption(
+            name="workload.families",
+            value=f"{', '.join(words)} look up the default row",
+            source="missing, unknown to the dictionary, or no whole number behind the prefix",
+        )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
 from typing import Annotated, Any
 
@@ -42,23 +42,24 @@ class TopologyNumbers:
 def read_topology(entry: Any, problems: list[str], notes: list[str]) -> tuple[TopologyNumbers | None, dict[str, Any]]:
     """Return TorchRec's topology and its numbers in bytes and bytes/s; mistakes go to `problems`, doubts to `notes`."""
     known = {field.name for field in fields(TopologyNumbers)}
-    given = {key: value for key, value in entry.items() if key in known} if isinstance(entry, Mapping) else entry
-    numbers = validated(TopologyNumbers, given, ("topology",), problems)
+    picked = {key: value for key, value in entry.items() if key in known} if isinstance(entry, Mapping) else entry
+    numbers = validated(TopologyNumbers, picked, ("topology",), problems)
     if numbers is None:
         return None, {}
-    rates = {name: _bytes_per_s(name, getattr(numbers, name), notes) for name in _IMPLAUSIBLE_BYTES_PER_S}
+    given = {name: getattr(numbers, name) for name in _IMPLAUSIBLE_BYTES_PER_S}
+    per_ms = {name: rate for name, rate in given.items() if rate is not None}
+    rates = {name: _bytes_per_s(name, rate, notes) for name, rate in per_ms.items()}
+    notes += _suspects({name: rate for name, rate in per_ms.items() if rates[name] != rate}, len(per_ms))
     return numbers, {
         "world_size": numbers.world_size,
         "local_world_size": numbers.local_world_size,
         "hbm_cap_bytes": numbers.hbm_cap,
         "ddr_cap_bytes": numbers.ddr_cap,
-        **{f"{name}_bytes_per_s": rate for name, rate in rates.items() if rate is not None},
+        **{f"{name}_bytes_per_s": rate for name, rate in rates.items()},
     }
 
 
-def _bytes_per_s(name: str, per_ms: float | None, notes: list[str]) -> float | None:
-    if per_ms is None:
-        return None
+def _bytes_per_s(name: str, per_ms: float, notes: list[str]) -> float:
     rate = per_ms * 1e3
     if rate < _IMPLAUSIBLE_BYTES_PER_S[name]:
         return rate
@@ -68,3 +69,16 @@ def _bytes_per_s(name: str, per_ms: float | None, notes: list[str]) -> float | N
         "rate 1,000 times too fast, so make the plan again"
     )
     return per_ms
+
+
+def _suspects(kept: Mapping[str, float], given: int) -> Iterator[str]:
+    """Yield a note on the rates that could be per ms, `kept` of those `given`, where another was not."""
+    if kept and len(kept) < given:
+        both = (
+            f"{name} = {rate:g}, {format_bandwidth(rate * 1e3)} if per ms and {format_bandwidth(rate)} if per second"
+            for name, rate in kept.items()
+        )
+        yield (
+            "whoever gave a rate per second may have given the topology's others so, too: they are read per ms as "
+            f"TorchRec does, check {'; '.join(both)}"
+        )

@@ -83,3 +83,15 @@ def test_export_needs_the_sizes_that_the_file_leaves_out(torchrec_json, tmp_path
     run(import_plan_command, torchrec_json, "-o", tmp_path / "plan.json")
     with pytest.raises(InputError, match="--world-size"):
         run(export_plan_command, tmp_path / "plan.json", "-o", tmp_path / "calls.py")
+
+
+def test_a_plan_given_for_a_scenario_is_told_how_to_become_one(torchrec_json, tmp_path):
+    """Our plan file, TorchRec's JSON and the planner's report; other JSON is said to be JSON."""
+    run(import_plan_command, torchrec_json, "-o", tmp_path / "plan.json")
+    (tmp_path / "log.txt").write_text("INFO # --- Planner Statistics --- #\n", encoding="utf-8")
+    for name in (torchrec_json, tmp_path / "plan.json", tmp_path / "log.txt"):
+        with pytest.raises(InputError, match=r"is a plan, not a scenario: .* import-plan .* --scenario .* --preset "):
+            read_scenario(name)
+    (tmp_path / "other.json").write_text('{"a": 1}', encoding="utf-8")
+    with pytest.raises(InputError, match="is JSON, not valid TOML"):
+        read_scenario(tmp_path / "other.json")

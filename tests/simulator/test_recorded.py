@@ -201,6 +201,20 @@ def test_csv_json_lines_and_parquet_rows_are_one_job(tmp_path: Path) -> None:
     assert [len(values) for values in found[0]] == [1 + number for number in range(8)]
 
 
+def test_ids_that_take_the_default_row_are_counted_in_the_report(tmp_path: Path) -> None:
+    """In CSV "1.5" is a text, which no modulo takes; an empty cell is missing. Read again, it is told once."""
+    (tmp_path / "r.csv").write_text("pin,user\n1.5,u\n2,u\n,u\n4,u\n5,\n6,u\n7,u\n8,u\n", encoding="utf-8")
+    pins = [{"name": "pin", "mapping": "modulo", "num_embeddings": 50}, {"name": "user"}]
+    scenario = read_scenario(saved(tmp_path, document({"file": "r.csv"}, pins)))
+    for read in (scenario, read_scenario(scenario)):
+        (told,) = (note for note in read.assumptions if note.name == "workload.families")
+        assert told.value == "2 of 8 ids of pin, 1 of 8 ids of user look up the default row"
+    assert told.value in " ".join(report(Prediction(scenario)).to_text().split())
+    (tmp_path / "r.csv").write_text("pin,user\n" + 8 * "1,u\n", encoding="utf-8")
+    scenario = read_scenario(saved(tmp_path, document({"file": "r.csv"}, pins)))
+    assert "workload.families" not in {note.name for note in scenario.assumptions}
+
+
 def test_all_tables_and_families_shape_the_tables_that_are_made(tmp_path: Path) -> None:
     (tmp_path / "r.jsonl").write_text("\n".join(map(json.dumps, eight_rows())), encoding="utf-8")
     content = document({"file": "r.jsonl"}, FAMILIES, all_tables={"embedding_dim": 32})

@@ -171,7 +171,7 @@ def test_every_tables_contradictions_are_listed():
 
 
 def test_ranks_that_agree_with_the_placements_are_no_mistake():
-    plan, how = imported(serialized(whole=entry("table_wise", shard(0, 100, 0, 64, 5), ranks=[5])))
+    _, how = imported(serialized(whole=entry("table_wise", shard(0, 100, 0, 64, 5), ranks=[5])))
     assert how["whole"].ranks == (5,)
 
 
@@ -249,6 +249,16 @@ def test_bandwidths_given_per_second_are_flagged_and_kept_per_second():
     flagged = [note for note in plan.notes if "bytes per millisecond" in note]
     assert len(flagged) == 3
     assert "topology.intra_host_bw = 4.5e+11 means 450 TB/s" in flagged[1]
+
+
+def test_once_one_rate_is_flagged_those_that_are_not_are_suspect():
+    """A slow network per second looks like a fast one per ms: 1.25e9 is 10 Gb/s or 1.25 TB/s."""
+    topology = {**bundle()["topology"], "intra_host_bw": 450e9, "inter_host_bw": 1.25e9, "hbm_mem_bw": 3.35e12}
+    plan = import_plan_text(json.dumps(bundle(topology=topology)))
+    (suspect,) = (note for note in plan.notes if "given the topology's others so, too" in note)
+    assert "inter_host_bw = 1.25e+09, 1250.0 GB/s if per ms and 1.2 GB/s if per second" in suspect
+    assert "hbm_mem_bw" not in suspect
+    assert plan.planner["inter_host_bw_bytes_per_s"] == 1.25e12
 
 
 @pytest.mark.parametrize(
