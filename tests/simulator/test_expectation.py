@@ -380,3 +380,11 @@ def test_expected_ids_and_rows_equal_the_mean_of_sampled_batches():
     for seen, expected in ((ids, demand.families[0].local.lookups), (rows, demand.families[0].local.distinct_rows)):
         error = np.std(seen, axis=0, ddof=1) / np.sqrt(len(seen))
         assert (np.abs(np.mean(seen, axis=0) - expected) < 5 * error).all()
+
+
+def test_replicas_touch_the_rows_of_all_their_batches_together():
+    """Uniform over 100 rows, 16 ids a rank: two groups of 4 ranks touch 100 (1 - 0.99^128) rows together, not apart."""
+    demand, _, _ = demand_of((table(rows=100, dim=8),), planned("row_wise"), world=8, group=4)
+    rows = demand.replica.union_rows.reshape(2, 4).sum(axis=1)
+    assert rows == pytest.approx(100 * (1 - 0.99**128), rel=1e-9)
+    assert demand.replica.touched_rows.reshape(2, 4).sum(axis=1) == pytest.approx(100 * (1 - 0.99**64), rel=1e-9)

@@ -484,3 +484,14 @@ def test_plan_and_layout_mistakes_of_a_file_are_told_together():
     sync, plan = refused.value.problems
     assert "groups of different sizes do not have" in sync
     assert "ranks [5] do not exist" in plan
+
+
+def test_interleaved_groups_and_replicas_are_torchrecs_in_this_order():
+    """Group g of G is {g, g + G, ...}, replicas of position p are {pG, ..., pG + G - 1}, G = world / group size.
+
+    DMPCollection in meta-pytorch/torchrec 1.9.2, distributed/model_parallel.py: a group's peers are a step of G apart.
+    """
+    layout = resolve_layout(Layout(sharding_group_size=4, placement="interleaved"), 12)
+    assert [group.tolist() for group in layout.sharding.members] == [[0, 3, 6, 9], [1, 4, 7, 10], [2, 5, 8, 11]]
+    assert [group.tolist() for group in layout.replica.members] == [[0, 1, 2], [3, 4, 5], [6, 7, 8], [9, 10, 11]]
+    assert layout.sharding.group_of[:4].tolist() == [0, 1, 2, 0]

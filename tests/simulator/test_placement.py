@@ -135,6 +135,8 @@ def test_row_blocks_follow_torchrec_with_last_ones_short_or_empty():
     assert row_bounds(10, 4).tolist() == [0, 3, 6, 9, 10]
     assert row_bounds(3, 8).tolist() == [0, 1, 2, 3, 3, 3, 3, 3, 3]
     assert row_bounds(9, 4).tolist() == [0, 3, 6, 9, 9]
+    assert row_bounds(12, 4).tolist() == [0, 3, 6, 9, 12]  # parts that divide the rows are all of one size
+    assert row_bounds(8, 8).tolist() == list(range(9))
 
 
 def test_uneven_row_splits_are_kept():

@@ -332,3 +332,11 @@ def test_importing_own_plan_files_keeps_them():
     plan = import_plan_text(json.dumps(bundle()))
     assert import_plan_text(plan_file_text(plan)) == plan
     assert np.isfinite(plan.planner["hbm_cap_bytes"])
+
+
+@pytest.mark.parametrize(("widths", "told"), [((64, 192), True), ((192, 64), True), ((128, 128), False)])
+def test_column_shards_of_unequal_widths_are_said_to_be_taken_as_equal(widths, told):
+    document = serialized(t=entry("column_wise", shard(0, 5, 0, widths[0], 0), shard(0, 5, widths[0], widths[1], 1)))
+    plan = import_plan_text(json.dumps(document))
+    sentence = f"table 't': column shards that begin at [0, {widths[0]}] are taken as 2 equal ones"
+    assert (sentence in plan.notes) == told
