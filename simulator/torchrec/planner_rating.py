@@ -109,4 +109,5 @@ def _shards(table: ShardedTable, world_size: int) -> Iterator[tuple[PlannerShard
 
 
 def _shard(table: ShardedTable, rows: int, columns: int) -> PlannerShard:
-    return PlannerShard(table=table.table, sharding=table.sharding, rows=rows, columns=columns)
+    kernel = None if table.compute_kernel == "fused" else table.compute_kernel
+    return PlannerShard(table=table.table, sharding=table.sharding, rows=rows, columns=columns, kernel=kernel)
