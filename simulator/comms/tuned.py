@@ -103,13 +103,32 @@ def _necessary(members: Members, kind: CollectiveKind) -> Loads:
 
     all_gather, reduce_scatter: what a GPU or a node does not hold (or keep) itself. broadcast: the whole buffer, into
     every GPU, and into every node. all_reduce: both of the former, 2 (m-1)/m among m equal ends that add up themselves
-    (Patarasuk and Yuan 2009); once where a switch can add (NVLS), or where nodes are of different sizes.
+    (Patarasuk and Yuan 2009): that bounds their mean, so it holds for each only where all are equal; once where a
+    switch can add (NVLS) or ends differ.
     """
     n, k = members.size, members.largest
     if len(members.nodes) == 1:
-        return members.inside.times(_least(kind, n, adds_elsewhere=members.shape.in_switch))
-    equal = n == k * len(members.nodes)
-    return members.across.times(_least(kind, n, adds_elsewhere=not equal, held=k))
+        alike = not members.shape.in_switch and _uniform(members, members.inside)
+        return members.inside.times(_least(kind, n, adds_elsewhere=not alike))
+    alike = n == k * len(members.nodes) and _uniform(members, members.across)
+    return members.across.times(_least(kind, n, adds_elsewhere=not alike, held=k) * _evenness(members))
+
+
+def _uniform(members: Members, loads: Loads) -> bool:
+    """Whether all links of one kind that are loaded have the same bandwidth: no end is damaged or of another kind."""
+    cluster, links = members.cluster, loads.links
+    kinds, bandwidths = cluster.link_kind[links], cluster.link_bandwidth[links]
+    return all(len(set(bandwidths[kinds == kind].tolist())) == 1 for kind in set(kinds.tolist()))
+
+
+def _evenness(members: Members) -> float:
+    """How much less than the ring's spreading a node's busiest NIC could carry: 1 where nodes are of equal size.
+
+    Lanes between nodes of a and b ranks are max(a, b); the smaller node's NICs take whole lanes, up to ceil(b / a) of
+    them, where b / a would do.
+    """
+    sizes = sorted({len(node) for node in members.nodes})
+    return min(large / (small * -(-large // small)) for small in sizes for large in sizes if large >= small)
 
 
 def _least(kind: CollectiveKind, n: int, *, adds_elsewhere: bool, held: int = 1) -> float:

@@ -36,7 +36,7 @@ def resolve_cluster(choice: ClusterChoice, problems: list[str], conflicts: list[
         given = "both preset and file are given: keep one" if choice.preset else "give preset or file"
         problems.append(f"cluster: {given}")
         return None
-    if choice.nodes > MAX_NODES:
+    if choice.nodes is not None and choice.nodes > MAX_NODES:
         problems.append(f"cluster.nodes = {choice.nodes}: expected at most {MAX_NODES}")
         return None
     if choice.preset is not None and choice.preset not in preset_names():

@@ -23,12 +23,13 @@ Optimizer = Literal["sgd", "rowwise_adagrad", "adagrad", "adam"]
 class ClusterChoice:
     """Which machine: a shipped preset or a cluster file, how many nodes of it, and what is broken in it.
 
+    Without `nodes` a preset is one node, a file what it says.
     `degrade` pairs patterns of link names with the factor on their bandwidth, 0 for a missing link.
     """
 
     preset: str | None = None
     file: str | None = None
-    nodes: Annotated[int, Ge(1)] = 1
+    nodes: Annotated[int, Ge(1)] | None = None
     degrade: tuple[tuple[str, Annotated[float, Ge(0), Le(1)]], ...] = ()
 
 
@@ -92,11 +93,12 @@ class Scenario:
 
     def _repr_html_(self) -> str:
         tables, dense, layout = self.workload.tables, self.workload.dense, self.layout
+        machine = self.cluster.preset or self.cluster.file
         groups = (
             "explicit groups" if layout.groups else f"sharding groups of {layout.sharding_group_size or 'all'} ranks"
         )
         rows = {
-            "machine": f"{self.cluster.nodes} x {self.cluster.preset or self.cluster.file}",
+            "machine": " x ".join(str(part) for part in (self.cluster.nodes, machine) if part),
             "tables": f"{len(tables)} with {sum(table.num_embeddings for table in tables):,} rows, "
             f"{format_bytes(sum(table.nbytes for table in tables))}",
             "dense model": f"{dense.num_parameters:,} parameters, {dense.flops_per_sample:,.0f} FLOPs a sample forward",

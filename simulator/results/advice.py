@@ -65,7 +65,7 @@ def memory_advice(
     weighs most on the peak rank of `memory`, less optimizer state, narrower weights, tables in host memory, more
     nodes. `sharded` are the tables in the sharding group of that rank; `step_time` predicts seconds.
     """
-    trial = _Trial(evaluate, float(memory.hbm_cap_bytes.max()), layout.world_size // scenario.cluster.nodes)
+    trial = _Trial(evaluate, float(memory.hbm_cap_bytes.max()), layout.world_size // (scenario.cluster.nodes or 1))
     peak = float(memory.per_rank_bytes[memory.peak_rank])
     found = (
         trial.first(_larger_groups(scenario, layout), spread_from=peak),
@@ -157,7 +157,7 @@ class _Trial:
             if shardings.get(table.name, default).compute_kernel == "fused"
         )
         largest = max(map(len, changed.layout.groups)) if changed.layout.groups else changed.layout.sharding_group_size
-        return float(held / (largest or changed.cluster.nodes * self.ranks_of_a_node))
+        return float(held / (largest or (changed.cluster.nodes or 1) * self.ranks_of_a_node))
 
 
 def _larger_groups(scenario: Scenario, layout: ResolvedLayout) -> Iterator[_Change]:
@@ -277,7 +277,9 @@ def _inline(how: TableSharding) -> str:
 
 def _more_nodes(scenario: Scenario) -> Iterator[_Change]:
     """Twice, four times ... the nodes, sharded over all of them."""
-    nodes = 2 * scenario.cluster.nodes
+    if scenario.cluster.file is not None and scenario.cluster.nodes is None:
+        return  # the file says what nodes there are, perhaps of several kinds
+    nodes = 2 * (scenario.cluster.nodes or 1)
     while nodes <= _MOST_NODES:
         cluster = replace(scenario.cluster, nodes=nodes)
         layout = replace(scenario.layout, sharding_group_size=None, groups=None)
@@ -285,6 +287,6 @@ def _more_nodes(scenario: Scenario) -> Iterator[_Change]:
         yield _Change(
             replace(scenario, cluster=cluster, layout=layout),
             settings,
-            f"from {scenario.cluster.nodes}, sharded over all",
+            f"from {scenario.cluster.nodes or 1}, sharded over all",
         )
         nodes *= 2

@@ -187,7 +187,7 @@ def load_cluster(choice: ClusterChoice) -> Cluster:
     """Return the cluster a scenario names. Raises InputError for an unknown preset or a bad file."""
     if choice.file is not None:
         return load_cluster_file(choice.file, nodes=choice.nodes, degrade=dict(choice.degrade))
-    return load_preset(choice.preset or "", nodes=choice.nodes, degrade=dict(choice.degrade))
+    return load_preset(choice.preset or "", nodes=choice.nodes or 1, degrade=dict(choice.degrade))
 
 
 def predict(scenario: Scenario) -> Prediction:
