@@ -111,6 +111,8 @@ def compare_log(
     Rows of other numbers of ranks are left out. Raises InputError if the log is of another collective or none of
     its rows is of this cluster, and for every row faster than the bound: no wire of this machine carries that.
     """
+    if not log.kinds:
+        raise InputError("the ratio of busbw to algbw fits no one collective in all rows: the log is mixed or damaged")
     if kind not in log.kinds:
         raise InputError(f"the log is of {' or '.join(log.kinds)}, not of {kind}: give --kind {log.kinds[0]}")
     own, notes = _of_cluster(log, cluster, kind)

@@ -48,6 +48,8 @@ def kinds_and_ranks(
 
 
 def _text(interval: Interval) -> str:
+    if interval[0] == inf:
+        return "no number of ranks"
     low, high = ceil(interval[0] - 1e-6), interval[1]
     if high == inf:
         return f"at least {low} ranks"

@@ -6,9 +6,11 @@ import tomllib
 from collections.abc import Mapping
 from functools import cache
 from importlib import resources
+from math import inf
 from types import MappingProxyType
 
 from foreshard.topologies.cluster import Cluster
+from foreshard.topologies.errors import InputError
 from foreshard.topologies.machine import Sourced
 
 __all__ = ["default_constants", "machine_constant", "machine_constants"]
@@ -32,5 +34,13 @@ def machine_constants(cluster: Cluster) -> Mapping[str, Sourced]:
 
 
 def machine_constant(cluster: Cluster, name: str) -> float:
-    """One constant of this cluster in its base unit, its own or the default."""
-    return (cluster.constants.get(name) or default_constants()[name]).value
+    """One constant of this cluster in its base unit, its own or the default.
+
+    Raises InputError for one outside its range: shares from above 0 to 1, `ring_overlap` from 1, the rest from 0.
+    """
+    value = (cluster.constants.get(name) or default_constants()[name]).value
+    low, high = (1.0, 100.0) if name == "ring_overlap" else (0.0, 1.0 if name.endswith("_share") else inf)
+    if not low <= value <= high or (value == 0 and name.endswith("_share")):
+        expected = "at least 1" if low else "above 0, at most 1" if high < inf else "0 or more"
+        raise InputError(f"constant {name} = {value:g} of {cluster.name!r}: expected {expected}")
+    return value

@@ -82,3 +82,21 @@ def test_constants_that_cannot_be_used_are_refused_in_a_sentence(override: str, 
     """A name that does not exist, a missing unit, a wrong kind of value: each says what is expected."""
     with pytest.raises(InputError, match=told):
         read_scenario(SHIPPED, [override])
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("all_to_all_network_share", "0"),
+        ("ring_network_share", "0"),
+        ("ring_network_share", "5"),
+        ("all_to_all_nvlink_share", "0"),
+        ("ring_overlap", "0"),
+        ("ring_overlap", "0.0001"),
+    ],
+)
+def test_constants_outside_their_range_are_refused_before_anything_divides_by_them(name: str, value: str) -> None:
+    """A share of nothing or of more than all, an overlap below one: one sentence, no arithmetic error."""
+    scenario = read_scenario(SHIPPED, [*SMALL, "layout.sharding_group_size=world", f"constants.{name}={value}"])
+    with pytest.raises(InputError, match=f"constant {name} = "):
+        _ = Prediction(scenario).trace
