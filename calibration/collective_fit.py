@@ -5,9 +5,8 @@ Constants are fitted on the rows given and nothing else; what validates them mus
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -37,9 +36,7 @@ def with_constants(cluster: Cluster, values: Mapping[str, float], source: str) -
     """Return the same cluster with these constants of its own, in base units, all from `source`."""
     known = machine_constants(cluster)
     own = {name: Sourced(value=value, unit=_unit(known, name), source=source) for name, value in values.items()}
-    changed = copy.copy(cluster)
-    changed.spec = replace(cluster.spec, constants={**cluster.spec.constants, **own})
-    return changed
+    return cluster.with_constants(own)
 
 
 def _unit(known: Mapping[str, Sourced], name: str) -> str:

@@ -7,7 +7,9 @@ over the spines) and ingress, so no table over pairs of ranks exists.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import cached_property
 
 import networkx as nx
@@ -91,6 +93,12 @@ class Cluster:
     def constants(self) -> Mapping[str, Sourced]:
         """Constants of this machine that costs and collectives use, with their sources."""
         return self.spec.constants
+
+    def with_constants(self, constants: Mapping[str, Sourced]) -> Cluster:
+        """The same cluster, compiled once, with these constants in place of or beside its own."""
+        changed = copy.copy(self)
+        changed.spec = replace(self.spec, constants={**self.spec.constants, **constants})
+        return changed
 
     def constant(self, name: str) -> float:
         """Value of a constant in its base unit. Raises InputError if this machine has none of that name."""

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
 from typing import Any
 
 from foreshard.simulator.comms import machine_constants
@@ -88,11 +86,7 @@ def cost_constants(constants: Iterable[Constant]) -> dict[str, Sourced]:
 def with_machine_constants(cluster: Cluster, constants: Iterable[Constant]) -> Cluster:
     """Return the cluster with those that its collectives use; the same one if there are none."""
     own = _sourced(constants, machine_constants.default_constants())
-    if not own:
-        return cluster
-    changed = copy.copy(cluster)
-    changed.spec = replace(cluster.spec, constants={**cluster.spec.constants, **own})
-    return changed
+    return cluster.with_constants(own) if own else cluster
 
 
 def _sourced(constants: Iterable[Constant], known: Mapping[str, Sourced]) -> dict[str, Sourced]:
