@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import lru_cache
-from typing import Any, overload
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,6 +18,7 @@ from foreshard.simulator.job.replay import batch_of, raw_ids
 from foreshard.simulator.job.row_files import Rows, read_rows, some
 from foreshard.simulator.job.workload import Access, FamilyChoice, Replay, Workload
 from foreshard.simulator.lookups.batch_files import read_batch
+from foreshard.simulator.lookups.rank_batches import RankBatches
 from foreshard.topologies.errors import InputError
 
 __all__ = [
@@ -36,7 +37,7 @@ IntArray = NDArray[np.int64]
 _LOCATED = 100_000  # distinct ids of a table that are told one by one; of more, only how often rows are hit
 
 
-class RecordedBatches(Sequence[JaggedBatch]):
+class RecordedBatches(RankBatches):
     """One batch for each rank from recorded samples, in order: rank r has samples r x size to (r + 1) x size - 1.
 
     Where there are fewer than all ranks need, the samples begin anew if `repeat`; else raises InputError.
@@ -48,7 +49,7 @@ class RecordedBatches(Sequence[JaggedBatch]):
             raise InputError(problem, where="workload.replay")
         self._samples = samples
         self._size = size
-        self._world_size = world_size
+        super().__init__(world_size)
 
     @classmethod
     def of(cls, workload: Workload, world_size: int) -> RecordedBatches:
@@ -58,17 +59,9 @@ class RecordedBatches(Sequence[JaggedBatch]):
         samples = read_samples(workload.replay, workload.families)
         return cls(samples, workload.batch_size, world_size, repeat=workload.replay.repeat)
 
-    def __len__(self) -> int:
-        return self._world_size
-
-    @overload
-    def __getitem__(self, index: int) -> JaggedBatch: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[JaggedBatch]: ...
-    def __getitem__(self, index: int | slice) -> JaggedBatch | list[JaggedBatch]:
-        if isinstance(index, slice):
-            return [self[rank] for rank in range(*index.indices(len(self)))]
-        first = range(self._world_size)[index] * self._size
+    def of_rank(self, rank: int) -> JaggedBatch:
+        """The samples of one rank."""
+        first = rank * self._size
         return samples_of(self._samples, (first + np.arange(self._size)) % self._samples.samples)
 
 

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import overload
-
 import numpy as np
 from numpy.typing import NDArray
 
@@ -16,13 +13,14 @@ from foreshard.simulator.job.scenario import Optimizer
 from foreshard.simulator.job.sharding import ShardedTable
 from foreshard.simulator.job.workload import Workload
 from foreshard.simulator.lookups.exact_demand import exact_demand
+from foreshard.simulator.lookups.rank_batches import RankBatches
 
 __all__ = ["SampledBatches", "sample_batch", "sampled_demand"]
 
 IntArray = NDArray[np.int64]
 
 
-class SampledBatches(Sequence[JaggedBatch]):
+class SampledBatches(RankBatches):
     """One batch for each rank, drawn when asked for; rank r's batch depends on the seed, the step and r alone.
 
     Its random stream is child `step` of child r of `numpy.random.SeedSequence(seed)`, so neither the number of ranks
@@ -31,21 +29,12 @@ class SampledBatches(Sequence[JaggedBatch]):
 
     def __init__(self, workload: Workload, world_size: int, seed: int = 0, step: int = 0) -> None:
         self._workload = workload
-        self._world_size = world_size
+        super().__init__(world_size)
         self._seed = seed
         self._step = step
 
-    def __len__(self) -> int:
-        return self._world_size
-
-    @overload
-    def __getitem__(self, index: int) -> JaggedBatch: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[JaggedBatch]: ...
-    def __getitem__(self, index: int | slice) -> JaggedBatch | list[JaggedBatch]:
-        if isinstance(index, slice):
-            return [self[rank] for rank in range(*index.indices(len(self)))]
-        rank = range(self._world_size)[index]
+    def of_rank(self, rank: int) -> JaggedBatch:
+        """The batch drawn for one rank."""
         return sample_batch(self._workload, np.random.SeedSequence(self._seed, spawn_key=(rank, self._step)))
 
 
