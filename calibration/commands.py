@@ -9,8 +9,8 @@ from typing import Any, get_args
 import click
 from tabulate import tabulate
 
-from foreshard.calibration.log_comparison import compare_log
-from foreshard.calibration.nccl_tests import read_nccl_log
+from foreshard.calibration.logs.log_comparison import compare_log
+from foreshard.calibration.logs.nccl_tests import read_nccl_log
 from foreshard.simulator.comms.collectives import ASSUMPTIONS, AllToAll
 from foreshard.simulator.comms.single import CollectiveResult, run_one
 from foreshard.simulator.job.program import CollectiveKind

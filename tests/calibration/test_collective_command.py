@@ -8,8 +8,8 @@ import pytest
 from click.testing import CliRunner
 
 from foreshard.calibration.commands import collective, parse_sizes
-from foreshard.calibration.log_comparison import compare_log
-from foreshard.calibration.nccl_tests import parse_nccl_log
+from foreshard.calibration.logs.log_comparison import compare_log
+from foreshard.calibration.logs.nccl_tests import parse_nccl_log
 from foreshard.simulator.comms.single import run_one
 from foreshard.topologies.errors import InputError
 from foreshard.topologies.presets import load_preset

@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from foreshard.calibration.nccl_tests import parse_nccl_log, read_nccl_log
+from foreshard.calibration.logs.nccl_tests import parse_nccl_log, read_nccl_log
 from foreshard.topologies.errors import InputError
 
 HEADER = """\

@@ -7,8 +7,8 @@ from contextlib import suppress
 from hypothesis import given
 from hypothesis import strategies as st
 
-from foreshard.calibration.log_comparison import compare_log
-from foreshard.calibration.nccl_tests import parse_nccl_log
+from foreshard.calibration.logs.log_comparison import compare_log
+from foreshard.calibration.logs.nccl_tests import parse_nccl_log
 from foreshard.topologies.errors import InputError
 from foreshard.topologies.presets import load_preset
 

@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 from tabulate import tabulate
 
-from foreshard.calibration.collective_fit import MeasuredCollective, fit_constants, relative_errors, with_constants
+from foreshard.calibration.logs.collective_fit import MeasuredCollective, fit_constants, relative_errors, with_constants
 from foreshard.simulator.comms.machine_constants import machine_constant
 from foreshard.simulator.comms.single import run_one
 from foreshard.topologies.presets import load_preset

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from math import ceil, floor, inf
 
-from foreshard.calibration.nccl_row import NcclRow
+from foreshard.calibration.logs.nccl_row import NcclRow
 
 __all__ = ["fits", "kinds_and_ranks"]
 

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 import numpy as np
 from tabulate import tabulate
 
-from foreshard.calibration.nccl_ratio import fits
-from foreshard.calibration.nccl_row import NcclRow
-from foreshard.calibration.nccl_tests import NcclLog
+from foreshard.calibration.logs.nccl_ratio import fits
+from foreshard.calibration.logs.nccl_row import NcclRow
+from foreshard.calibration.logs.nccl_tests import NcclLog
 from foreshard.simulator.comms.collectives import AllToAll
 from foreshard.simulator.comms.single import CollectiveResult, run_one
 from foreshard.simulator.job.program import CollectiveKind

@@ -11,9 +11,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from foreshard.calibration.nccl_lines import DeviceLine, LogRow, ParsedLines, parse_lines
-from foreshard.calibration.nccl_ratio import kinds_and_ranks
-from foreshard.calibration.nccl_row import NcclRow
+from foreshard.calibration.logs.nccl_lines import DeviceLine, LogRow, ParsedLines, parse_lines
+from foreshard.calibration.logs.nccl_ratio import kinds_and_ranks
+from foreshard.calibration.logs.nccl_row import NcclRow
 from foreshard.topologies.errors import InputError
 
 __all__ = ["NcclLog", "NcclRow", "parse_nccl_log", "read_nccl_log"]

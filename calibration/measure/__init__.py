@@ -1,0 +1,1 @@
+"""Microbenchmarks of links and devices, their fits, and the profile they are written to."""

@@ -1,0 +1,1 @@
+"""The second interpreter of the step program: real tables, ids, tensors and collectives."""

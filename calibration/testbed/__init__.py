@@ -1,0 +1,1 @@
+"""Several nodes on one machine: network namespaces joined by shaped links."""

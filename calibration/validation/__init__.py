@@ -1,0 +1,1 @@
+"""Predictions held against real steps, configuration by configuration."""
