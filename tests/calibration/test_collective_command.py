@@ -7,7 +7,7 @@ import json
 import pytest
 from click.testing import CliRunner
 
-from foreshard.calibration.commands import collective, parse_sizes
+from foreshard.calibration.logs.collective_command import collective, parse_sizes
 from foreshard.calibration.logs.log_comparison import compare_log
 from foreshard.calibration.logs.nccl_tests import parse_nccl_log
 from foreshard.simulator.comms.single import run_one

@@ -1,0 +1,134 @@
+"""`foreshard collective`: collectives on their own, predicted and beside measured logs."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, get_args
+
+import click
+from tabulate import tabulate
+
+from foreshard.calibration.logs.log_comparison import compare_log
+from foreshard.calibration.logs.nccl_tests import read_nccl_log
+from foreshard.simulator.comms.collectives import ASSUMPTIONS, AllToAll
+from foreshard.simulator.comms.single import CollectiveResult, run_one
+from foreshard.simulator.job.program import CollectiveKind
+from foreshard.topologies.cluster import Cluster
+from foreshard.topologies.commands import open_cluster
+from foreshard.topologies.errors import InputError, UnitError
+from foreshard.topologies.units import BYTES, parse_quantity
+
+__all__ = ["collective", "parse_sizes"]
+
+
+@click.command()
+@click.option("--cluster", "machine", required=True, metavar="NAME|FILE", help="A shipped machine or a cluster file.")
+@click.option("--nodes", type=click.IntRange(1, 1 << 20), help="Number of nodes (a machine: 1; a file: what it says).")
+@click.option("--kind", type=click.Choice(get_args(CollectiveKind)), required=True, help="Which collective.")
+@click.option("--bytes", "sizes", metavar="SIZES", help="Sizes as nccl-tests counts them, such as 32MiB,1GiB.")
+@click.option(
+    "--all-to-all", "steps", type=click.Choice(get_args(AllToAll)), default="pairwise",
+    help="Plain grouped send/recv, or inside nodes first.",
+)  # fmt: skip
+@click.option("--compare", "log", type=click.Path(path_type=Path), metavar="FILE", help="An nccl-tests log of it.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON, in bytes and seconds.")
+def collective(
+    machine: str, nodes: int | None, kind: Any, sizes: str | None, steps: Any, log: Path | None, as_json: bool
+) -> None:
+    """Predict a collective over all ranks of a machine, as nccl-tests would print it.
+
+    With --compare, the sizes are those of the log unless --bytes gives its own.
+    """
+    if sizes is None and log is None:
+        raise InputError("no sizes: give --bytes, such as 32MiB,1GiB, or a log with --compare")
+    cluster = open_cluster(machine, nodes)
+    rows: list[dict[str, Any]] = []
+    texts: list[str] = []
+    if sizes is not None:
+        results = [run_one(cluster, kind, size, steps) for size in parse_sizes(sizes)]
+        rows += [_row(result) for result in results]
+        texts.append(_table(cluster, results))
+    if log is not None:
+        compared = compare_log(read_nccl_log(log), cluster, kind, steps)
+        rows += compared.to_rows()
+        texts.append(compared.to_text())
+    texts.append("assumed:\n" + "\n".join(f"  {sentence}" for sentence in ASSUMPTIONS))
+    click.echo(json.dumps(rows, indent=2, allow_nan=False) if as_json else "\n\n".join(texts))
+
+
+def parse_sizes(text: str) -> list[float]:
+    """Return the sizes in bytes of "32MiB,1GiB". Raises InputError with every one that cannot be read."""
+    found, problems = [], []
+    for part in text.split(","):
+        try:
+            found.append(parse_quantity(part.strip(), BYTES))
+        except UnitError as error:
+            problems.append(_advice(part.strip()) or str(error))
+    if problems:
+        raise InputError(problems, where="--bytes")
+    return found
+
+
+def _advice(part: str) -> str:
+    number, letter = part[:-1], part[-1:]
+    if letter in ("K", "M", "G", "T") and number.strip().isdigit():
+        power = 10 * ("KMGT".index(letter) + 1)
+        return (
+            f"{part!r} is ambiguous: write {number}{letter}iB for {number} x 2^{power}, which is nccl-tests' {part}, "
+            f"or {number}{letter}B for a power of ten"
+        )
+    if part.isdigit():
+        return f"{part!r} has no unit: write {part}B, or a size such as 32MiB"
+    return ""
+
+
+def _row(result: CollectiveResult) -> dict[str, Any]:
+    return {
+        "bytes": result.nbytes,
+        "time_s": result.time_s,
+        "bound_s": result.bound_s,
+        "algbw_bytes_per_s": result.algbw_bytes_per_s,
+        "busbw_bytes_per_s": result.busbw_bytes_per_s,
+        "nic_bytes": result.nic_bytes,
+        "algorithm": result.algorithm,
+        "bottleneck": result.bottleneck,
+    }
+
+
+def _ratio(result: CollectiveResult) -> str:
+    """Time over bound; of small messages only that latency rules."""
+    ratio = result.time_s / result.bound_s if result.bound_s > 0 else float("inf")
+    return f"{ratio:.2f}" if ratio < 1000 else "> 1000"
+
+
+def _table(cluster: Cluster, results: list[CollectiveResult]) -> str:
+    header = [
+        "size (B)",
+        "time (us)",
+        "algbw (GB/s)",
+        "busbw (GB/s)",
+        "bound (us)",
+        "time/bound",
+        "per NIC (B)",
+        "algorithm",
+    ]
+    body = [
+        [
+            f"{result.nbytes:.0f}",
+            f"{result.time_s * 1e6:.2f}",
+            f"{result.algbw_bytes_per_s / 1e9:.2f}",
+            f"{result.busbw_bytes_per_s / 1e9:.2f}",
+            f"{result.bound_s * 1e6:.2f}",
+            _ratio(result),
+            f"{result.nic_bytes:.0f}",
+            result.algorithm,
+        ]
+        for result in results
+    ]
+    title = f"{results[0].kind} over {cluster.size} ranks, {cluster.nodes} x {cluster.name}" if results else ""
+    bounds = sorted({result.bottleneck for result in results if result.bottleneck})
+    foot = f"bound by {', '.join(bounds)} at nominal bandwidth, without latency" if bounds else ""
+    return "\n".join(
+        filter(None, [title, tabulate(body, headers=header, disable_numparse=True, stralign="right"), foot])
+    )
