@@ -1,0 +1,223 @@
+"""A profile: what was measured of a machine's collectives and of the work of a rank, with where it comes from.
+
+Everything is in base units: bytes, elements, seconds. A profile may hold some parts only: collectives of a machine
+without its work, or the other way round; what it does not hold is modelled as without a profile.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Annotated, Literal, get_args
+
+from annotated_types import Ge, Gt
+
+from foreshard.simulator.job.program import CollectiveKind
+from foreshard.simulator.job.scenario import Constant
+
+__all__ = [
+    "FEATURES",
+    "QUANTILES",
+    "WORK_KINDS",
+    "CollectiveCurve",
+    "Noise",
+    "PairCurve",
+    "Point",
+    "Profile",
+    "Provenance",
+    "SizePoint",
+    "WorkFit",
+    "WorkKind",
+    "WorkPoint",
+]
+
+WorkKind = Literal[
+    "copy_in",
+    "permute",
+    "recat",
+    "dedup",
+    "from_distinct",
+    "to_distinct",
+    "lookup",
+    "update",
+    "sum_by_row",
+    "join",
+    "encode",
+    "decode",
+    "dense_forward",
+    "dense_backward",
+    "dense_optimizer",
+    "replica_update",
+    "clear",
+    "pad",
+    "issue",
+]
+WORK_KINDS: tuple[WorkKind, ...] = get_args(WorkKind)
+
+_ROWS = ("calls", "tables", "lookups", "row_bytes", "vector_bytes", "distinct_rows", "distinct_bytes")
+_CODED = ("calls", "bytes", "fp16_elements", "bf16_elements", "fp8_elements", "int8_elements")
+_LAYERS = ("calls", "layers", "flops", "weight_bytes", "activation_bytes", "vector_bytes")
+
+FEATURES: Mapping[WorkKind, tuple[str, ...]] = MappingProxyType(
+    {
+        "copy_in": ("calls", "bytes"),
+        "permute": ("calls", "ids", "lengths"),
+        "recat": ("calls", "ids", "lengths"),
+        "dedup": ("calls", "ids"),
+        "from_distinct": ("calls", "ids", "gathered_bytes", "vector_bytes"),
+        "to_distinct": ("calls", "ids", "gathered_bytes", "vector_bytes"),
+        "lookup": _ROWS,
+        "update": _ROWS,
+        "sum_by_row": _ROWS,
+        "join": ("calls", "bytes"),
+        "encode": _CODED,
+        "decode": _CODED,
+        "dense_forward": _LAYERS,
+        "dense_backward": _LAYERS,
+        "dense_optimizer": ("calls", "tensors", "elements", "replicated_elements"),
+        "replica_update": ("calls", "gathered_bytes", "rows", "row_bytes"),
+        "clear": ("calls", "bytes"),
+        "pad": ("calls", "bytes"),
+        "issue": ("calls",),
+    }
+)
+"""What the work of each kind is counted in; a fit uses any of these. All are of one operation on one rank.
+
+`calls` is 1 wherever there is any work. permute, recat: ids and lengths in the rank's buffer (permute: sent, recat:
+received). lookup, update, sum_by_row: `lookups` rows read, `row_bytes` bytes of them as often as they are read,
+`vector_bytes` of the vectors (or gradients of vectors) on the rank's side of the exchange, `distinct_rows` and
+`distinct_bytes` (weights) touched, `tables` with a shard on the rank. dedup, from_distinct, to_distinct: ids of the
+own batch, bytes of vectors read for each id (`gathered_bytes`), bytes of vectors written (`vector_bytes`).
+encode, decode: fp32 bytes and bytes on the wire together (`bytes`), and elements by the type on the wire.
+dense: layers (linear), floating-point operations, bytes of weights, bytes of inputs and outputs of all layers, bytes
+of pooled vectors that are joined to the layers' input. dense_optimizer: `tensors` of parameters, their elements,
+elements of replicated tables. replica_update: bytes gathered from all replicas, distinct rows and their bytes.
+copy_in, join, clear, pad: bytes written. issue: host seconds of launching one collective.
+"""
+
+QUANTILES = (0.05, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95)
+"""Probabilities at which a spread is kept: natural logarithms of measured over predicted, one for each."""
+
+Seconds = Annotated[float, Gt(0)]
+Count = Annotated[int, Ge(0)]
+Spread = tuple[float, ...]  # logarithms at QUANTILES; empty where nothing is known
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Provenance:
+    """One command that measured: when (ISO 8601, UTC), with what, on what; `versions` by name of the software."""
+
+    name: str
+    created: str
+    command: str
+    hardware: str
+    versions: Mapping[str, str] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Point:
+    """Seconds of `runs` repetitions: median, 10 % and 90 % quantile.
+
+    `outliers` of the runs lie so far off that they count for nothing else (the writer says in a note how far).
+    """
+
+    median_s: Seconds
+    low_s: Seconds
+    high_s: Seconds
+    runs: Annotated[int, Ge(1)] = 1
+    outliers: Count = 0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SizePoint(Point):
+    """What a collective or a transfer of `nbytes` takes, in nccl-tests' definition of size."""
+
+    nbytes: Annotated[float, Gt(0)]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WorkPoint(Point):
+    """What one operation takes whose features are `counts`, in the order of its fit's features."""
+
+    counts: tuple[Annotated[float, Ge(0)], ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CollectiveCurve:
+    """Seconds of a collective over its size, from the last member's start to the last member's end.
+
+    `ranks_per_node`: how many ranks of a group lie in each node, the largest first, as (2, 2). `groups` of this shape
+    ran at once, at most `groups_per_node` of them with ranks in the same node. Sizes are those of nccl-tests (see
+    job.program.Collective); an all_to_all's is the whole send buffer of a rank, all parts equal, its own included.
+    `points` are in order of size.
+    """
+
+    kind: CollectiveKind
+    ranks_per_node: tuple[Annotated[int, Ge(1)], ...]
+    groups: Annotated[int, Ge(1)] = 1
+    groups_per_node: Annotated[int, Ge(1)] = 1
+    points: tuple[SizePoint, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PairCurve:
+    """Seconds of one send and receive between two ranks, by where they lie; half of a ping-pong.
+
+    `latency_s` and `bytes_per_s` are fitted to the points.
+    """
+
+    where: Literal["same_node", "other_node"]
+    ranks: tuple[Count, Count]
+    points: tuple[SizePoint, ...]
+    latency_s: Seconds
+    bytes_per_s: Annotated[float, Gt(0)]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WorkFit:
+    """Seconds of one kind of work: sum of coefficient times feature, none negative.
+
+    `features` are some of FEATURES[kind], `coefficients` in seconds each. `residuals` are the logarithms of
+    measured over fitted, at QUANTILES; `points` what was measured.
+    """
+
+    kind: WorkKind
+    features: tuple[str, ...]
+    coefficients: tuple[Annotated[float, Ge(0)], ...]
+    residuals: Spread
+    points: tuple[WorkPoint, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Noise:
+    """How a run as a whole differs from the next one: logarithms of one run's median over the usual, at QUANTILES.
+
+    `compute` moves all work of a run together, `collectives` all its collectives; empty where nothing is known.
+    """
+
+    compute: Spread = ()
+    collectives: Spread = ()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Profile:
+    """Everything measured of one machine.
+
+    `backend` carried the collectives; `device` did the work, `device_name` as its library names it. `ranks_per_node`
+    of the whole world were active while it was measured. `constants` take the place of shipped ones where a prediction
+    needs the model: collectives of shapes that were not measured, work of kinds that are missing.
+    """
+
+    name: str
+    provenance: tuple[Provenance, ...]
+    backend: Literal["nccl", "gloo"]
+    device: Literal["cpu", "cuda"]
+    device_name: str
+    ranks_per_node: tuple[Annotated[int, Ge(1)], ...]
+    collectives: tuple[CollectiveCurve, ...] = ()
+    pairs: tuple[PairCurve, ...] = ()
+    work: tuple[WorkFit, ...] = ()
+    noise: Noise = field(default_factory=Noise)
+    constants: tuple[Constant, ...] = ()
