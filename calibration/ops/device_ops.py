@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias
 
 from foreshard.calibration.ops.optimizers import EmbeddingOptimizer
 from foreshard.kernels import FeatureRoute
@@ -23,9 +23,10 @@ from foreshard.kernels.reference_codecs import Codec
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["Bags", "Bucketised", "DeviceOps", "Mode", "RowGradients", "Tables"]
+__all__ = ["Bags", "Bucketised", "DeviceOps", "Mode", "Modes", "RowGradients", "Tables"]
 
 Mode = Literal["sum", "mean"]
+Modes: TypeAlias = Mode | Sequence[Mode]  # of all features, or of each
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -66,10 +67,9 @@ class RowGradients:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Tables:
-    """Shards of one row format that are looked up together; made once by `DeviceOps.tables`, used every step.
+    """Shards that are looked up together; made once by `DeviceOps.tables`, used every step.
 
-    `weights` [rows, dim] (all float32, all float16 or all bfloat16) and `state` are updated in place and must stay
-    where they are. `state[t]`: () for SGD; (v [rows],) for row-wise AdaGrad; (v [rows, dim],) for AdaGrad; (m, v) for
+    `weights` [rows, dim] (float32, float16 or bfloat16) and `state` are updated in place and must stay where they are. `state[t]`: () for SGD; (v [rows],) for row-wise AdaGrad; (v [rows, dim],) for AdaGrad; (m, v) for
     Adam; all float32. `feature_tables[f]` is the table of feature f; `columns` [features + 1] the columns where the
     features' vectors begin in a pooled output. `handle` belongs to the implementation.
     """
@@ -138,7 +138,7 @@ class DeviceOps(Protocol):
         One feature a table unless `feature_tables` says otherwise. Raises InputError naming every mistake.
         """
 
-    def pooled_lookup(self, tables: Tables, bags: Bags, *, mode: Mode = "sum") -> torch.Tensor:
+    def pooled_lookup(self, tables: Tables, bags: Bags, *, mode: Modes = "sum") -> torch.Tensor:
         """The pooled vectors of all features side by side, float32 [batch, width]; an empty bag gives zeros.
 
         Weights of the bags multiply the vectors; a mean divides by the number of ids.
@@ -148,7 +148,7 @@ class DeviceOps(Protocol):
         """The vectors of every id, feature by feature: float32 [ids of the feature, dim of its table] each."""
 
     def update_pooled(
-        self, tables: Tables, optimizer: EmbeddingOptimizer, gradients: torch.Tensor, bags: Bags, *, mode: Mode = "sum"
+        self, tables: Tables, optimizer: EmbeddingOptimizer, gradients: torch.Tensor, bags: Bags, *, mode: Modes = "sum"
     ) -> None:
         """Step the rows that `pooled_lookup` read, once per distinct row; `gradients` float32 [batch, width]."""
 
@@ -158,9 +158,9 @@ class DeviceOps(Protocol):
         """Step the rows that `sequence_lookup` read; `gradients` are shaped as its result."""
 
     def sum_pooled(
-        self, tables: Tables, gradients: torch.Tensor, bags: Bags, *, mode: Mode = "sum"
+        self, tables: Tables, gradients: torch.Tensor, bags: Bags, *, mode: Modes = "sum"
     ) -> tuple[RowGradients, ...]:
-        """The summed gradient of every distinct row of each table, without touching it. Waits for the device: how many?"""
+        """The summed gradient of every distinct row of each table, not touching it. Waits for the device: how many?"""
 
     def sum_sequence(self, tables: Tables, gradients: Sequence[torch.Tensor], bags: Bags) -> tuple[RowGradients, ...]:
         """`sum_pooled` of a sequence look-up."""
@@ -176,7 +176,7 @@ class DeviceOps(Protocol):
         gradients: torch.Tensor,
         bags: Bags,
         *,
-        mode: Mode = "sum",
+        mode: Modes = "sum",
     ) -> None:
         """Add gradients [batch, width] row by row to `targets` float32 [rows, dim], one a table.
 
@@ -195,15 +195,22 @@ class DeviceOps(Protocol):
     # -- vectors on the batch owner -----------------------------------------------------------------------------
 
     def join(
-        self, received: torch.Tensor, samples: int, widths: Sequence[int], order: Sequence[int] | None = None
+        self,
+        received: torch.Tensor,
+        samples: int,
+        widths: Sequence[Sequence[int]],
+        order: Sequence[int] | None = None,
     ) -> torch.Tensor:
-        """Vectors side by side, [samples, sum of widths], from [source][sample][its columns] as they were received.
+        """Vectors side by side, [samples, sum of widths], from flat [source][sample][columns of the source].
 
-        `received` holds blocks [samples, width] one after the other, flat; block `order[0]` comes first in the result.
+        `widths[s]` are those of the vectors of source s. Vectors are numbered source by source; number `order[0]` comes
+        first in the result.
         """
 
-    def split(self, vectors: torch.Tensor, widths: Sequence[int], order: Sequence[int] | None = None) -> torch.Tensor:
-        """What `join` came from, flat: its inverse and its backward. `widths` are those given to `join`."""
+    def split(
+        self, vectors: torch.Tensor, widths: Sequence[Sequence[int]], order: Sequence[int] | None = None
+    ) -> torch.Tensor:
+        """What `join` came from, flat: its inverse and its backward. `widths` and `order` are those given to `join`."""
 
     def mean(self, vectors: torch.Tensor, lengths: torch.Tensor, widths: Sequence[int]) -> torch.Tensor:
         """Sums [batch, sum of widths] over the number of ids, `lengths` [features, batch]; empty bags are kept.
@@ -212,7 +219,7 @@ class DeviceOps(Protocol):
         """
 
     def from_distinct(
-        self, vectors: Sequence[torch.Tensor], feature_tables: Sequence[int], bags: Bags, *, mode: Mode = "sum"
+        self, vectors: Sequence[torch.Tensor], feature_tables: Sequence[int], bags: Bags, *, mode: Modes = "sum"
     ) -> torch.Tensor:
         """Pooled vectors [batch, width] of distinct ones, [distinct, dim] a table; bags hold places among them."""
 
