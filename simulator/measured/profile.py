@@ -8,18 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from types import MappingProxyType
-from typing import Annotated, Literal, get_args
+from typing import Annotated, Literal
 
 from annotated_types import Ge, Gt
 
 from foreshard.simulator.job.program import CollectiveKind
 from foreshard.simulator.job.scenario import Constant
+from foreshard.simulator.job.work import WorkKind
 
 __all__ = [
-    "FEATURES",
     "QUANTILES",
-    "WORK_KINDS",
     "CollectiveCurve",
     "Noise",
     "PairCurve",
@@ -28,73 +26,8 @@ __all__ = [
     "Provenance",
     "SizePoint",
     "WorkFit",
-    "WorkKind",
     "WorkPoint",
 ]
-
-WorkKind = Literal[
-    "copy_in",
-    "permute",
-    "recat",
-    "dedup",
-    "from_distinct",
-    "to_distinct",
-    "lookup",
-    "update",
-    "sum_by_row",
-    "join",
-    "encode",
-    "decode",
-    "dense_forward",
-    "dense_backward",
-    "dense_optimizer",
-    "replica_update",
-    "clear",
-    "pad",
-    "issue",
-]
-WORK_KINDS: tuple[WorkKind, ...] = get_args(WorkKind)
-
-_ROWS = ("calls", "tables", "lookups", "row_bytes", "vector_bytes", "distinct_rows", "distinct_bytes")
-_CODED = ("calls", "bytes", "fp16_elements", "bf16_elements", "fp8_elements", "int8_elements")
-_LAYERS = ("calls", "layers", "flops", "weight_bytes", "activation_bytes", "vector_bytes")
-
-FEATURES: Mapping[WorkKind, tuple[str, ...]] = MappingProxyType(
-    {
-        "copy_in": ("calls", "bytes"),
-        "permute": ("calls", "ids", "lengths"),
-        "recat": ("calls", "ids", "lengths"),
-        "dedup": ("calls", "ids"),
-        "from_distinct": ("calls", "ids", "gathered_bytes", "vector_bytes"),
-        "to_distinct": ("calls", "ids", "gathered_bytes", "vector_bytes"),
-        "lookup": _ROWS,
-        "update": _ROWS,
-        "sum_by_row": _ROWS,
-        "join": ("calls", "bytes"),
-        "encode": _CODED,
-        "decode": _CODED,
-        "dense_forward": _LAYERS,
-        "dense_backward": _LAYERS,
-        "dense_optimizer": ("calls", "tensors", "elements", "replicated_elements"),
-        "replica_update": ("calls", "gathered_bytes", "rows", "row_bytes"),
-        "clear": ("calls", "bytes"),
-        "pad": ("calls", "bytes"),
-        "issue": ("calls",),
-    }
-)
-"""What the work of each kind is counted in; a fit uses any of these. All are of one operation on one rank.
-
-`calls` is 1 wherever there is any work. permute, recat: ids and lengths in the rank's buffer (permute: sent, recat:
-received). lookup, update, sum_by_row: `lookups` rows read, `row_bytes` bytes of them as often as they are read,
-`vector_bytes` of the vectors (or gradients of vectors) on the rank's side of the exchange, `distinct_rows` and
-`distinct_bytes` (weights) touched, `tables` with a shard on the rank. dedup, from_distinct, to_distinct: ids of the
-own batch, bytes of vectors read for each id (`gathered_bytes`), bytes of vectors written (`vector_bytes`).
-encode, decode: fp32 bytes and bytes on the wire together (`bytes`), and elements by the type on the wire.
-dense: layers (linear), floating-point operations, bytes of weights, bytes of inputs and outputs of all layers, bytes
-of pooled vectors that are joined to the layers' input. dense_optimizer: `tensors` of parameters, their elements,
-elements of replicated tables. replica_update: bytes gathered from all replicas, distinct rows and their bytes.
-copy_in, join, clear, pad: bytes written. issue: host seconds of launching one collective.
-"""
 
 QUANTILES = (0.05, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95)
 """Probabilities at which a spread is kept: natural logarithms of measured over predicted, one for each."""
@@ -179,7 +112,7 @@ class PairCurve:
 class WorkFit:
     """Seconds of one kind of work: sum of coefficient times feature, none negative.
 
-    `features` are some of FEATURES[kind], `coefficients` in seconds each. `residuals` are the logarithms of
+    `features` are some of job.work.FEATURES[kind], `coefficients` in seconds each. `residuals` are the logarithms of
     measured over fitted, at QUANTILES; `points` what was measured.
     """
 

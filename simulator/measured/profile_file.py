@@ -12,8 +12,8 @@ import msgspec
 
 from foreshard.simulator.job.suggestions import did_you_mean, shown, shown_path
 from foreshard.simulator.job.validation import validated
+from foreshard.simulator.job.work import FEATURES
 from foreshard.simulator.measured.profile import (
-    FEATURES,
     QUANTILES,
     CollectiveCurve,
     PairCurve,
