@@ -70,9 +70,9 @@ class Tables:
     """Shards that are looked up together; made once by `DeviceOps.tables`, used every step.
 
     `weights` [rows, dim] (float32, float16 or bfloat16) and `state` are updated in place and must stay where they are.
-    `state[t]`: () for SGD; (v [rows],) for row-wise AdaGrad; (v [rows, dim],) for AdaGrad; (m, v) for Adam; all float32.
-    `feature_tables[f]` is the table of feature f; `columns` [features + 1] the columns where the
-    features' vectors begin in a pooled output. `handle` belongs to the implementation.
+    `state[t]`: () for SGD; (v [rows],) for row-wise AdaGrad; (v [rows, dim],) for AdaGrad; (m, v) for Adam: float32.
+    `feature_tables[f]` is the table of feature f; `columns` [features + 1] the columns where the features' vectors
+    begin in a pooled output. `handle` belongs to the implementation.
     """
 
     weights: tuple[torch.Tensor, ...]
