@@ -66,11 +66,13 @@ class Sgd:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RowWiseAdagrad:
-    """v <- v + mean(gradient^2), one v a row; row <- row - learning_rate / sqrt(v / replicas + eps) x gradient.
+    """v <- v + mean(gradient^2), one v a row; row <- row - learning_rate / (sqrt(v / replicas) + eps) x gradient.
 
-    `replicas` is the number of replicas of a 2D layout whose gradients reach the row: their summed squares make v
-    too large by that factor (Meta, "Two-dimensional sparse parallelism for large scale deep learning recommendation
-    model training", 2025). Exact: duplicates are summed before they are squared.
+    eps stands outside the root, as in FBGEMM (pytorch/FBGEMM fbgemm_gpu/codegen/genscript/optimizers.py,
+    rowwise_adagrad) and so in TorchRec. `replicas` are those of a 2D layout that step by their own batch's gradients
+    and are averaged: gradients over a smaller batch make v too large by that factor (Meta, "Two-dimensional sparse
+    parallelism for large scale deep learning recommendation model training", arXiv 2508.03854, whose eps stands under
+    the root: eta / sqrt(v / c + eps)). Exact: duplicates are summed before they are squared.
     """
 
     learning_rate: float
@@ -101,7 +103,7 @@ def update_rows(
         momentum = momentum.copy()
         momentum[segments.rows] += _mean_square(sums)
         scaled = momentum[segments.rows] / np.float32(optimizer.replicas)
-        steps /= np.sqrt(scaled + np.float32(optimizer.eps))
+        steps /= np.sqrt(scaled) + np.float32(optimizer.eps)
     out = rows.copy()
     out[segments.rows] = rows_from_fp32(rows_to_fp32(rows[segments.rows]) - steps[:, None] * sums, rows.dtype)
     return out, momentum

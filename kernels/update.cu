@@ -141,7 +141,7 @@ DEVICE void sum_segment(const Group& group, const Gradients& gradients, const Se
   }
 }
 
-// The factor of the gradient: learning_rate, or of AdaGrad learning_rate / sqrt(v / replicas + eps), v updated here.
+// The factor of the gradient: learning_rate, or of AdaGrad learning_rate / (sqrt(v / replicas) + eps), v updated here.
 DEVICE float step_size(const Group& group, const Optimizer& optimizer, const Table& table, i64 row, float squares) {
   if (!optimizer.adaptive) return optimizer.learning_rate;
   for (int distance = group.lanes / 2; distance > 0; distance /= 2)
@@ -153,7 +153,7 @@ DEVICE float step_size(const Group& group, const Optimizer& optimizer, const Tab
     *momentum = accumulated;
   }
   accumulated = group.broadcast(accumulated, 0);
-  return optimizer.learning_rate / sqrtf(accumulated / optimizer.replicas + optimizer.eps);
+  return optimizer.learning_rate / (sqrtf(accumulated / optimizer.replicas) + optimizer.eps);
 }
 
 // `sums` holds the row's gradient between its two passes; a lane reads back only what it wrote itself.

@@ -88,6 +88,9 @@ def test_sgd_and_row_wise_adagrad_by_hand():
     after, momentum = ref.update_rows(rows, state, ids, gradients, optimizer)
     assert momentum.tolist() == [7, 50]
     np.testing.assert_allclose(after, [[1, 1], [5 - 3 / 5, 5 - 4 / 5]], rtol=1e-7)
+    outside_the_root = ref.RowWiseAdagrad(learning_rate=1.0, eps=1.0, replicas=2)  # 1 / (sqrt(25) + 1)
+    after, _ = ref.update_rows(rows, state, ids, gradients, outside_the_root)
+    np.testing.assert_allclose(after, [[1, 1], [5 - 3 / 6, 5 - 4 / 6]], rtol=1e-6)
 
 
 @given(st.lists(FLOATS, min_size=1, max_size=20))
