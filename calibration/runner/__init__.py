@@ -1,1 +1,1 @@
-"""The second interpreter of the step program: real tables, ids, tensors and collectives."""
+"""The second interpreter of the step program: real tables, ids, tensors and collectives on torch.distributed."""
