@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Protocol
 
 from foreshard.simulator.job.layout import Groups
-from foreshard.simulator.job.program import Stream
+from foreshard.simulator.job.program import StepProgram, Stream
 
 if TYPE_CHECKING:
     import torch
     import torch.distributed as dist
 
-__all__ = ["Recorder", "World"]
+__all__ = ["Pending", "Recorder", "World"]
 
 
 class World(Protocol):
@@ -38,27 +39,31 @@ class World(Protocol):
         """
 
 
+class Pending(Protocol):
+    """A collective on its way."""
+
+    def wait(self) -> object:
+        """Return when it is finished; on CUDA, make the current stream wait for it."""
+
+
 class Recorder(Protocol):
-    """Takes the times of operations, by their index in `StepRunner.program.ops`.
+    """Takes the times of operations, by their place in the `ops` of the program of the step."""
 
-    `step(n)` is called when step n begins, warm-up included, and `step(steps)` after the last one: all that lies before
-    step 0 fills the pipeline. Steps without a synchronisation of replicas (sync_interval) never name its operations.
-    """
+    def phase(self, name: str) -> None:
+        """The rank does something outside of steps."""
 
-    def step(self, number: int) -> None:
-        """Step `number` begins."""
+    def begin_step(self, number: int, program: StepProgram) -> None:
+        """A step begins, warm-up included; its program synchronises replicas or not."""
 
     def compute(self, index: int) -> AbstractContextManager[object]:
         """Around the work of a compute operation, entered when all that it waits for is there."""
 
-    def issued(self, index: int) -> None:
-        """A collective is about to be handed to torch.distributed; all that it waits for is there."""
-
-    def waits(self, index: int) -> None:
-        """The host begins to wait for the collective."""
-
-    def finished(self, index: int, step: int) -> None:
-        """The collective of that step is done: called by the callback of its future, on another thread.
-
-        On CUDA the callback's current stream is the one that waits for the collective.
-        """
+    def collective(
+        self,
+        index: int,
+        issue: Callable[[], dist.Work],
+        *,
+        sent_bytes: float | None = None,
+        received_bytes: float | None = None,
+    ) -> Pending:
+        """Call `issue`, which starts a collective, when all that it waits for is there; bytes to and from others."""
