@@ -1,14 +1,14 @@
 """Records when every operation of every step ran on this rank; the interpreter calls it, nothing else does.
 
-    recorder.begin_step(number, program)              once a step, warm-up steps too
+    recorder.step(number)                             once a step, warm-up steps too, and once more after the last
     with recorder.compute(index):                     around the work of a Compute op, when all it waits for is there
         ...
     pending = recorder.collective(index, lambda: dist.all_reduce(x, group=group, async_op=True))
     pending.wait()                                    wherever an operation needs the result
     recorder.phase("building tables")                 outside the steps; tells the watchdog where the rank is
 
-`index` is the operation's place in `program.ops`. An operation in which the rank has no part is not recorded. On GPUs
-the caller selects the operation's stream before it enters `compute` or calls `collective`.
+`index` is the operation's place in `program.ops`. An operation in which the rank has no part, or that is left out of a
+step, is not recorded in it. On GPUs the caller selects the operation's stream before it calls any of these.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -24,27 +24,26 @@ from numpy.typing import NDArray
 
 from foreshard.calibration.launch.progress import Progress
 from foreshard.calibration.launch.timers import Mark, Timer, Waitable
-from foreshard.simulator.job.program import StepProgram
+from foreshard.simulator.job.program import Collective, StepProgram
 
 if TYPE_CHECKING:
     import torch.distributed as dist
 
-__all__ = ["Pending", "RankStep", "Recorder"]
+__all__ = ["Pending", "RankTimes", "Recorder"]
 
 FloatArray = NDArray[np.float64]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class RankStep:
-    """One step of one rank, [ops] each, seconds of the host's monotonic clock, NaN where the rank had no part.
+class RankTimes:
+    """Every step of one rank, [steps, ops] each, seconds of the host's monotonic clock, NaN where it had no part.
 
-    `start_s` of a collective is the time at which its issue was done, `end_s` its true end. `host_s` is the host's time
-    to issue the operation, which on CPU ranks includes computing it. `sent_bytes` and `received_bytes` are what a
-    collective moved to and from others, where the interpreter said so.
+    `start_s` of a collective is the moment from which the rank waits for nothing but the others: it was issued and the
+    one before it on the same process group has ended; `end_s` is its true end. `host_s` is the host's time to issue the
+    operation, which on CPU ranks includes computing it. `sent_bytes` and `received_bytes` are what a collective moved
+    to and from other ranks, where the interpreter said so.
     """
 
-    number: int
-    program: StepProgram
     start_s: FloatArray
     end_s: FloatArray
     host_s: FloatArray
@@ -52,22 +51,15 @@ class RankStep:
     received_bytes: FloatArray
 
 
-@dataclass(slots=True, eq=False)
 class _Step:
-    """Marks of a step that is not read yet; slots of a list, since callbacks of other threads fill them."""
+    """Marks of a step that is not read yet; slots of lists, since callbacks of other threads fill them."""
 
-    number: int
-    program: StepProgram
-    start: list[Mark] = field(default_factory=list)
-    end: list[Mark] = field(default_factory=list)
-    host_s: list[float] = field(default_factory=list)
-    sent: list[float] = field(default_factory=list)
-    received: list[float] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        count = len(self.program.ops)
-        self.start, self.end = [None] * count, [None] * count
-        self.host_s, self.sent, self.received = ([float("nan")] * count for _ in range(3))
+    def __init__(self, ops: int) -> None:
+        self.start: list[Mark] = [None] * ops
+        self.end: list[Mark] = [None] * ops
+        self.host_s = [float("nan")] * ops
+        self.sent = [float("nan")] * ops
+        self.received = [float("nan")] * ops
 
 
 class Pending:
@@ -86,9 +78,11 @@ class Pending:
 
 
 class Recorder:
-    """The records of one rank; `steps` reads them after the last step."""
+    """The records of one rank that runs `program`; `times` reads them after the last step."""
 
-    def __init__(self, timer: Timer, progress: Progress) -> None:
+    def __init__(self, program: StepProgram, rank: int, timer: Timer, progress: Progress) -> None:
+        self.program = program
+        self._rank = rank
         self._timer = timer
         self._progress = progress
         self._steps: list[_Step] = []
@@ -97,23 +91,22 @@ class Recorder:
         """Tell the watchdog what the rank does outside of steps; call it again as the work gets on."""
         self._progress.phase(name)
 
-    def begin_step(self, number: int, program: StepProgram) -> None:
-        """A step begins; `program` is that of this step, which may or may not synchronise replicas."""
+    def step(self, number: int) -> None:
+        """Step `number` begins, warm-up included; the one after the last says that the last is done."""
         self._progress.step(number)
-        self._steps.append(_Step(number, program))
+        self._steps.append(_Step(len(self.program.ops)))
         self._timer.begin_step()
 
     @contextmanager
     def compute(self, index: int) -> Iterator[None]:
         """Record a Compute op around its work; enter it when everything the operation waits for is there."""
-        step = self._steps[-1]
-        name = step.program.ops[index].name
+        step, name = self._steps[-1] if self._steps else None, self.program.ops[index].name
         self._progress.op(index, name)
-        step.start[index] = self._timer.mark()
-        begun = time.perf_counter()
+        begun, start = time.perf_counter(), self._timer.mark()
         yield
-        step.end[index] = self._timer.mark()
-        step.host_s[index] = time.perf_counter() - begun
+        if step is not None:  # before the first step the pipeline fills
+            step.start[index], step.end[index] = start, self._timer.mark()
+            step.host_s[index] = time.perf_counter() - begun
         self._progress.passed(index, name)
 
     def collective(
@@ -123,39 +116,54 @@ class Recorder:
         """Call `issue`, which starts a collective with async_op=True, and record when it was issued and truly ended.
 
         The bytes are those that the rank sends to and receives from other ranks, where they differ from the program's.
-        Wait for the returned Pending, not for the Work.
+        Wait for the returned Pending, not for the Work: of gloo's reduce_scatter another thread waits already.
         """
-        step = self._steps[-1]
-        op = step.program.ops[index]
+        op = self.program.ops[index]
         self._progress.op(index, op.name)
-        if sent_bytes is not None:
-            step.sent[index] = sent_bytes
-        if received_bytes is not None:
-            step.received[index] = received_bytes
+        step = self._steps[-1] if self._steps else _Step(len(self.program.ops))
         begun = time.perf_counter()
         work = issue()
         step.host_s[index] = time.perf_counter() - begun
         step.start[index] = self._timer.mark()
         waitable = self._timer.on_end(work, op.stream, lambda mark: step.end.__setitem__(index, mark))
+        step.sent[index] = float("nan") if sent_bytes is None else sent_bytes
+        step.received[index] = float("nan") if received_bytes is None else received_bytes
         self._progress.passed(index, op.name)
         return Pending(waitable, self._progress, index, op.name)
 
-    def steps(self) -> tuple[RankStep, ...]:
+    def times(self) -> RankTimes:
         """All steps in order, read once every collective has ended; call it when the last step is done."""
         self._timer.close()
-        return tuple(self._read(place, step) for place, step in enumerate(self._steps))
-
-    def _read(self, place: int, step: _Step) -> RankStep:
-        def seconds(marks: list[Mark]) -> FloatArray:
-            return np.array([self._timer.seconds(place, mark) for mark in marks])
-
-        end = seconds(step.end)
-        return RankStep(
-            number=step.number,
-            program=step.program,
-            start_s=np.fmin(seconds(step.start), end),  # a quick collective may end before its issue returns
+        steps = self._steps[:-1]  # the last call of `step` only ended the one before
+        start = self._seconds([step.start for step in steps])
+        end = self._seconds([step.end for step in steps])
+        return RankTimes(
+            start_s=self._in_line(start, end),
             end_s=end,
-            host_s=np.array(step.host_s),
-            sent_bytes=np.array(step.sent),
-            received_bytes=np.array(step.received),
+            host_s=np.array([step.host_s for step in steps]),
+            sent_bytes=np.array([step.sent for step in steps]),
+            received_bytes=np.array([step.received for step in steps]),
         )
+
+    def _seconds(self, marks: list[list[Mark]]) -> FloatArray:
+        return np.array([[self._timer.seconds(step, mark) for mark in row] for step, row in enumerate(marks)])
+
+    def _in_line(self, issued: FloatArray, end: FloatArray) -> FloatArray:
+        """Starts of all operations: a collective waits for the one before it on its process group."""
+        start = np.fmin(issued, end)  # a quick collective may end before its issue returns
+        free: dict[tuple[str, tuple[int, ...]], float] = {}
+        groups = {index: key for index, key in enumerate(map(self._group, range(len(self.program.ops)))) if key}
+        for step, index in np.ndindex(start.shape):
+            if index in groups and not np.isnan(end[step, index]):
+                before = free.get(groups[index], -np.inf)
+                start[step, index] = min(max(start[step, index], before), end[step, index])
+                free[groups[index]] = end[step, index]
+        return start
+
+    def _group(self, index: int) -> tuple[str, tuple[int, ...]] | None:
+        """The stream and the members of the rank's group, which together name a process group."""
+        op = self.program.ops[index]
+        if not isinstance(op.work, Collective):
+            return None
+        members = op.work.groups.members[int(op.work.groups.group_of[self._rank])]
+        return op.stream, tuple(members.tolist())

@@ -106,7 +106,8 @@ class CudaTimer:
     """CUDA events, tied to the host's clock by one event a step whose distance to the first is added up.
 
     `torch.cuda.Event.elapsed_time` is a float32 of milliseconds: over one step it resolves well below a microsecond.
-    The end of a collective is an event on a side stream that waits for the Work, one side stream for each stream.
+    The end of a collective is an event of its future's callback, which torch runs at once, on a stream that waits for
+    the collective.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -114,10 +115,9 @@ class CudaTimer:
 
         self._cuda = torch.cuda
         self._device = device
-        self._sides: dict[str, torch.cuda.Stream] = {}
         self._bases: list[torch.cuda.Event] = []
         self._origin_s: list[float] = []
-        self._last_s = 0.0
+        self._rate = 1.0  # host seconds a device second
         self._first, self._first_s = self._tied()
 
     def _tied(self) -> tuple[torch.cuda.Event, float]:
@@ -140,11 +140,7 @@ class CudaTimer:
 
     def on_end(self, work: dist.Work, stream: str, note: Callable[[Mark], None]) -> Waitable:
         """See Timer."""
-        if stream not in self._sides:
-            self._sides[stream] = self._cuda.Stream(self._device)
-        with self._cuda.stream(self._sides[stream]):
-            work.wait()
-            note(self.mark())
+        work.get_future().add_done_callback(lambda _: note(self.mark()))
         return work
 
     def seconds(self, step: int, mark: Mark) -> float:
