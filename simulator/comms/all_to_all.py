@@ -72,8 +72,9 @@ def _step(members: Members, loads: Loads, peers: int) -> Phase:
     if peers:
         latency += peers * constant("all_to_all_peer_s")
         latency += constant("all_to_all_hops") * members.network_latency_s(nic_s)
-    nvlink_s = loads.only("nvlink").nominal_s / constant("all_to_all_nvlink_share")
-    return Phase(latency, loads.links, loads.nbytes, max(nvlink_s, nic_s / constant("all_to_all_network_share")))
+    nvlink = loads.stretch("nvlink", constant("all_to_all_nvlink_share"))
+    network = loads.stretch("network", constant("all_to_all_network_share"))
+    return Phase(latency, loads.links, loads.nbytes, 0.0, nvlink * network)
 
 
 def _pair_loads(template: Template, traffic: PairBytes) -> Loads:

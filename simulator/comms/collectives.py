@@ -59,7 +59,7 @@ def _draft(template: Template, collective: Collective, group: int, all_to_all: A
 
 def _placed(cluster: Cluster, seat: Seat, draft: Draft) -> Lowered:
     """What was worked out for the template, on the links of a group."""
-    phases = tuple(Phase(p.latency_s, seat.moved(p.links), p.nbytes, p.floor_s) for p in draft.phases)
+    phases = tuple(Phase(p.latency_s, seat.moved(p.links), p.nbytes, p.floor_s, p.stretch) for p in draft.phases)
     if draft.bottleneck is None:
         return Lowered(draft.algorithm, phases, draft.bound_s, "")
     (bottleneck,) = seat.moved(np.array([draft.bottleneck]))

@@ -82,6 +82,15 @@ class Loads:
         chosen = self.cluster.link_kind[self.links] == kind
         return Loads(self.cluster, self.links[chosen], self.nbytes[chosen])
 
+    def stretch(self, kind: str, share: float) -> FloatArray:
+        """How many times its bytes a port takes up of each link that reaches `share` of nominal bandwidth, [k].
+
+        At least 1, and 1 on links of other kinds than `kind`.
+        """
+        usable, nominal = self.cluster.link_usable[self.links], self.cluster.link_bandwidth[self.links]
+        reached = np.minimum(usable, share * nominal)
+        return np.where(self.cluster.link_kind[self.links] == kind, usable / reached, 1.0)
+
     @property
     def transfer_s(self) -> float:
         """Seconds on the busiest link at what links really carry."""

@@ -12,12 +12,22 @@ __all__ = ["Draft", "Lowered", "Phase"]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Phase:
-    """Wait `latency_s`, then move nbytes[k] over links[k] together, in no less than `floor_s`."""
+    """Wait `latency_s`, then move nbytes[k] over links[k] together, in no less than `floor_s`.
+
+    A port that reaches only a share of what its link carries takes up more of the link than its bytes: stretch[k] >= 1
+    times as much. So one collective alone takes as long as was measured, and two at once share what the port reaches.
+    """
 
     latency_s: float
     links: NDArray[np.int64]
     nbytes: NDArray[np.float64]
     floor_s: float
+    stretch: NDArray[np.float64] | float = 1.0
+
+    def transfer_s(self, usable: NDArray[np.float64]) -> float:
+        """Seconds the bytes take when nothing else runs, on links that carry `usable` [all links] bytes/s."""
+        busy = self.nbytes * self.stretch / usable[self.links]
+        return max(self.floor_s, float(busy.max(initial=0.0)))
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -131,6 +131,7 @@ class Members:
         return Shape(
             ranks=self.size,
             nodes=len(self.nodes),
+            largest=self.largest,
             lanes=self._lanes(),
             port=1 / self.inside.transfer_s if len(inside) else inf,
             architecture=architecture,

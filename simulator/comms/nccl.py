@@ -23,6 +23,7 @@ __all__ = [
     "Shape",
     "choices",
     "latency",
+    "port_limit",
     "rate_limit",
     "ring_share",
     "tables",
@@ -46,12 +47,14 @@ def tables() -> Mapping[str, Any]:
 class Shape:
     """What NCCL's tuning looks at in a group: ranks, nodes (NVLink domains), GPU generation and kinds of link.
 
-    `lanes` NICs of a node carry its traffic, one channel each; `port` is what a ring moves through a GPU inside its
-    node in bytes/s; `in_switch` says that NVSwitches reduce (NVLS); posting a network operation takes `post_s`.
+    The node with most members has `largest`; `lanes` NICs of a node carry its traffic, one channel each; `port` is what
+    a ring moves through a GPU inside its node in bytes/s; `in_switch` says that NVSwitches reduce (NVLS); posting a
+    network operation takes `post_s`.
     """
 
     ranks: int
     nodes: int
+    largest: int
     lanes: int
     port: float
     architecture: str
@@ -128,22 +131,36 @@ def rate_limit(kind: CollectiveKind, choice: Choice, shape: Shape, nbytes: float
     """Return the most bytes of size per second that a protocol reaches whatever the links; infinite if unlimited.
 
     LL is limited by its flags, LL128 and trees by what a channel moves; one channel a NIC. On a single node as many
-    channels as needed exist, so that only LL has a limit there.
+    channels as needed exist, so that only LL has a limit there. Channels are a collective's own: others have theirs.
+    """
+    return _channel_limit(*choice, shape) / _busy(kind, choice, shape, nbytes)
+
+
+def port_limit(kind: CollectiveKind, choice: Choice, shape: Shape, nbytes: float) -> float:
+    """Return the most bytes of size per second that an algorithm moves through a GPU's port inside its node.
+
+    Trees reach a share of what a ring does, reductions in the switch (NVLS) a share of the port. Unlike channels, ports
+    are shared by collectives at the same time.
     """
     algorithm, protocol = choice
-    if algorithm == "ring":
-        return _busy_limit(algorithm, protocol, shape) / ring_share(kind, shape.ranks)
-    if algorithm == "tree":
-        return _busy_limit(algorithm, protocol, shape) / 2 * tree_correction(protocol, nbytes)
-    return inf
-
-
-def _busy_limit(algorithm: Algorithm, protocol: Protocol, shape: Shape) -> float:
     share = 1.0
     if algorithm == "tree":
         shares = tables()["tree_port_share"]["one_node" if shape.nodes == 1 else "more_nodes"]
         share = float(shares[PROTOCOLS.index(protocol)])
-    return min(shape.port * share, _channel_limit(algorithm, protocol, shape))
+    if algorithm in ("nvls", "nvls_tree"):
+        nvls = tables()["nvls"]
+        share = float(nvls["efficiency"][shape.architecture] * nvls["channel_share"])
+    return shape.port * share / _busy(kind, choice, shape, nbytes)
+
+
+def _busy(kind: CollectiveKind, choice: Choice, shape: Shape, nbytes: float) -> float:
+    """Bytes of bus bandwidth, as NCCL's tuning counts it, for each byte of size."""
+    algorithm, protocol = choice
+    if algorithm == "tree":
+        return 2 / tree_correction(protocol, nbytes)
+    if algorithm in ("nvls", "nvls_tree"):
+        return 1 + 1 / shape.largest
+    return ring_share(kind, shape.ranks)
 
 
 def _channel_limit(algorithm: Algorithm, protocol: Protocol, shape: Shape) -> float:
@@ -153,7 +170,7 @@ def _channel_limit(algorithm: Algorithm, protocol: Protocol, shape: Shape) -> fl
 
     if protocol == "LL":
         return row("ll_max_bandwidth")
-    if shape.nodes == 1 or (algorithm == "ring" and protocol == "Simple"):
+    if algorithm not in ("ring", "tree") or shape.nodes == 1 or (algorithm == "ring" and protocol == "Simple"):
         return inf
     name = "tree_per_channel" if protocol == "Simple" else f"{algorithm}_ll128_per_channel"
     return row(name) * shape.lanes

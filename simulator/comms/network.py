@@ -34,12 +34,16 @@ _AFTER_ALL_ELSE = EventPriority(2)  # SimPy knows URGENT = 0 and NORMAL = 1; the
 
 @dataclass(kw_only=True, slots=True, eq=False)
 class _Coflow:
-    """One collective phase in flight; `remaining` is in bytes on its busiest link, `size` at the start."""
+    """One collective phase in flight; `remaining` is what it still takes of its busiest link, `size` at the start.
+
+    For each unit of that it takes `usage` of each link and moves `bytes_per_unit` over it.
+    """
 
     order: int
     key: Hashable
     links: IntArray
     usage: FloatArray
+    bytes_per_unit: FloatArray
     size: float
     ceiling: float
     remaining: float
@@ -54,7 +58,7 @@ class _Coflow:
         self.since = now
 
     def moved(self, now: float) -> float:
-        """Bytes moved so far on the busiest link."""
+        """What it has taken of its busiest link so far."""
         return min(self.size, self.size - self.remaining + self.rate * (now - self.since))
 
 
@@ -122,17 +126,26 @@ class Network:
         self._solve_due = False
         self._wake_version = 0
 
-    def start(self, key: Hashable, links: IntArray, nbytes: FloatArray, floor_s: float = 0.0) -> None:
+    def start(
+        self,
+        key: Hashable,
+        links: IntArray,
+        nbytes: FloatArray,
+        floor_s: float = 0.0,
+        stretch: FloatArray | float = 1.0,
+    ) -> None:
         """Start a coflow now: nbytes[k] on links[k], all progressing together, not done before `floor_s` seconds.
 
-        `floor_s` is the shortest possible transfer, the limit of a protocol or a switch outside the links. Raises
-        NoRouteError for a link without capacity and InputError for sizes or times that are negative or not finite.
+        `floor_s` is the shortest possible transfer, the limit of a protocol that is nobody else's. Each byte takes
+        `stretch` >= 1 bytes of what the link carries, [k] or one for all. Raises NoRouteError for a link without
+        capacity and InputError for sizes or times that are negative or not finite.
         """
-        links, nbytes = self._checked(key, links, nbytes, floor_s)
+        links, nbytes, taken = self._checked(key, links, nbytes, floor_s, stretch)
         # Without bytes only the floor is left: then `remaining` counts seconds and the rate is one.
-        size = float(nbytes.max(initial=0.0)) or floor_s
+        size = float(taken.max(initial=0.0)) or floor_s
+        unit = size or 1.0
         coflow = _Coflow(
-            order=self._orders, key=key, links=links, usage=nbytes / size if size else nbytes, size=size,
+            order=self._orders, key=key, links=links, usage=taken / unit, bytes_per_unit=nbytes / unit, size=size,
             ceiling=size / floor_s if floor_s > 0 else np.inf, remaining=size, since=self.env.now,
         )  # fmt: skip
         self._orders += 1
@@ -150,6 +163,14 @@ class Network:
         return self._sum_over_links((coflow, coflow.rate) for coflow in self._active.values() if len(coflow.links))
 
     @property
+    def link_occupancy(self) -> FloatArray:
+        """Share of each link in use at this instant, [links]: at most 1, more than bytes alone where they stretch."""
+        total = np.zeros(len(self.capacity))
+        for coflow in self._active.values():
+            np.add.at(total, coflow.links, coflow.usage * coflow.rate / self.capacity[coflow.links])
+        return total
+
+    @property
     def link_bytes(self) -> FloatArray:
         """Bytes each link has carried so far, [links]."""
         now = self.env.now
@@ -159,20 +180,23 @@ class Network:
     def _sum_over_links(self, amounts: Iterable[tuple[_Coflow, float]]) -> FloatArray:
         total = np.zeros(len(self.capacity))
         for coflow, amount in amounts:
-            np.add.at(total, coflow.links, coflow.usage * amount)
+            np.add.at(total, coflow.links, coflow.bytes_per_unit * amount)
         return total
 
     def _checked(
-        self, key: Hashable, links: IntArray, nbytes: FloatArray, floor_s: float
-    ) -> tuple[IntArray, FloatArray]:
+        self, key: Hashable, links: IntArray, nbytes: FloatArray, floor_s: float, stretch: FloatArray | float
+    ) -> tuple[IntArray, FloatArray, FloatArray]:
+        """Links with bytes, the bytes, and what they take of the links."""
         links, nbytes = np.asarray(links, dtype=np.int64), np.asarray(nbytes, dtype=np.float64)
-        if not (np.isfinite(nbytes).all() and (nbytes >= 0).all() and 0 <= floor_s < np.inf):
+        taken = nbytes * stretch
+        if not (np.isfinite(taken).all() and (nbytes >= 0).all() and 0 <= floor_s < np.inf):
             raise InputError(f"transfer {key!r}: bytes and floor_s must be finite and not negative")
-        links, nbytes = links[nbytes > 0], nbytes[nbytes > 0]
+        moving = nbytes > 0
+        links, nbytes, taken = links[moving], nbytes[moving], taken[moving]
         dead = links[self.capacity[links] <= 0]
         if len(dead):
             raise NoRouteError(f"transfer {key!r} needs link {int(dead[0])}, which has no bandwidth")
-        return links, nbytes
+        return links, nbytes, taken
 
     def _request_solve(self) -> None:
         if not self._solve_due:
@@ -235,7 +259,7 @@ class Network:
 
     def _retire(self, done: list[_Coflow]) -> None:
         for coflow in done:
-            np.add.at(self._finished_bytes, coflow.links, coflow.usage * coflow.size)
+            np.add.at(self._finished_bytes, coflow.links, coflow.bytes_per_unit * coflow.size)
             self._components.of_link[coflow.links] = -1
             self._components.members[coflow.component].remove(coflow)
             self._disturbed.add(coflow.component)

@@ -80,10 +80,7 @@ def run_one(
 
 def alone_s(cluster: Cluster, lowered: Lowered) -> float:
     """Seconds a lowered collective takes when nothing else runs: latencies, and bytes over what links carry."""
-    return sum(
-        phase.latency_s + max(phase.floor_s, float((phase.nbytes / cluster.link_usable[phase.links]).max(initial=0.0)))
-        for phase in lowered.phases
-    )
+    return sum(phase.latency_s + phase.transfer_s(cluster.link_usable) for phase in lowered.phases)
 
 
 def run_collectives(
@@ -108,7 +105,7 @@ def run_collectives(
         for number, phase in enumerate(lowered.phases):
             yield env.timeout(phase.latency_s)
             ended[(*key, number)] = env.event()
-            network.start((*key, number), phase.links, phase.nbytes, phase.floor_s)
+            network.start((*key, number), phase.links, phase.nbytes, phase.floor_s, phase.stretch)
             yield ended[(*key, number)]
         took[key[0]][key[1]] = env.now - start
         check_bound(f"collective {key[0]}, group {key[1]}", env.now - start, lowered)

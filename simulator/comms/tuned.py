@@ -2,18 +2,32 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
 
 from foreshard.simulator.comms.gloo import gloo_ring
 from foreshard.simulator.comms.loads import Loads
 from foreshard.simulator.comms.lowering import Draft, Phase
 from foreshard.simulator.comms.machine_constants import machine_constant
 from foreshard.simulator.comms.members import Members
-from foreshard.simulator.comms.nccl import Choice, choices, latency, rate_limit, ring_share, tables, wire_factor
+from foreshard.simulator.comms.nccl import (
+    Choice,
+    choices,
+    latency,
+    port_limit,
+    rate_limit,
+    ring_share,
+    tables,
+    wire_factor,
+)
 from foreshard.simulator.comms.symmetry import Template
 from foreshard.simulator.job.program import CollectiveKind
 
 __all__ = ["tuned"]
+
+FloatArray = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,15 +61,17 @@ def _draft(members: Members, kind: CollectiveKind, nbytes: float) -> Draft:
 def _run(members: Members, kind: CollectiveKind, choice: Choice, nbytes: float) -> _Run:
     algorithm, protocol = choice
     loads = _loads(members, kind, choice).times(nbytes * wire_factor(protocol))
-    floor = max(nbytes / rate_limit(kind, choice, members.shape, nbytes), _port_floor(members, choice, loads, nbytes))
-    transfer = max(floor, loads.transfer_s)
+    floor = nbytes / rate_limit(kind, choice, members.shape, nbytes)
+    port_s = nbytes / port_limit(kind, choice, members.shape, nbytes)
+    moving = Phase(0.0, loads.links, loads.nbytes, floor, _stretch(members, choice, loads, port_s))
+    transfer = moving.transfer_s(members.cluster.link_usable)
     known = latency(kind, algorithm, protocol, members.shape)
     # Simple waits for a flush of the network as well, which costs its latency again.
     trips = 2 if protocol == "Simple" and algorithm != "pat" else 1
     hop = known.hop_s + trips * members.network_latency_s(loads.only("network").nominal_s)
     exposed = known.inside_s + _exposed(members, choice, known.network_hops * hop, transfer)
     exposed += machine_constant(members.cluster, "collective_launch_s")
-    return _Run(choice, Phase(exposed, loads.links, loads.nbytes, floor), exposed + transfer)
+    return _Run(choice, replace(moving, latency_s=exposed), exposed + transfer)
 
 
 def _exposed(members: Members, choice: Choice, hops_s: float, transfer_s: float) -> float:
@@ -84,18 +100,18 @@ def _loads(members: Members, kind: CollectiveKind, choice: Choice) -> Loads:
             return members.ring.times(ring_share(kind, members.size))
 
 
-def _port_floor(members: Members, choice: Choice, loads: Loads, nbytes: float) -> float:
-    """The shortest time that ports allow beyond what links carry for everyone."""
+def _stretch(members: Members, choice: Choice, loads: Loads, port_s: float) -> FloatArray:
+    """How many times its bytes a run takes up of each link, [k]: NICs reach a share of what they carry, and the GPUs'
+    ports inside the nodes are busy for `port_s`, which is longer than their bytes alone take."""
     share = machine_constant(members.cluster, "ring_network_share")
     if choice[0] == "pat":
         share *= tables()["pat"]["bandwidth_share"]
-    floor = loads.only("network").nominal_s / share
-    if choice[0] in ("nvls", "nvls_tree"):
-        inside = members.inside.times(nbytes * (1 + 1 / members.largest))
-        nvls = tables()["nvls"]
-        share = nvls["efficiency"][members.shape.architecture] * nvls["channel_share"]
-        floor = max(floor, inside.transfer_s / share)
-    return floor
+    stretch = loads.stretch("network", share)
+    inside = np.isin(loads.links, members.inside.links)
+    if inside.any():
+        bytes_s = float((loads.nbytes / members.cluster.link_usable[loads.links])[inside].max())
+        stretch[inside] *= max(1.0, port_s / bytes_s)
+    return stretch
 
 
 def _necessary(members: Members, kind: CollectiveKind) -> Loads:

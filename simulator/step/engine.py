@@ -232,7 +232,7 @@ class Engine:
     def _begin_transfers(self, at: float, _: simpy.Event) -> None:
         for key in sorted(self._starts.pop(at)):
             phase = self._lower(key[0])[key[1]].phases[self._phase[key]]
-            self._network.start(key, phase.links, phase.nbytes, phase.floor_s)
+            self._network.start(key, phase.links, phase.nbytes, phase.floor_s, phase.stretch)
 
     def _finished(self, keys: list[Hashable]) -> None:
         """Transfers ended now: begin their next phases, or complete the collectives, all groups of one at once."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
 
 import numpy as np
@@ -208,6 +209,41 @@ def test_collectives_that_share_links_take_no_longer_than_one_after_the_other(ki
     assert longest <= sum(alone) * ROUNDING + 4e-12
     assert longest * ROUNDING >= max(alone)
     assert longest * ROUNDING >= (link_bytes / cluster.link_usable).max()
+
+
+@given(machines, kinds, st.integers(1, 4), sizes)
+def test_two_equal_collectives_on_the_same_links_keep_them_busy_twice_as_long(name, kind, nodes, nbytes):
+    """Twice the time of the links, latency once; only what a protocol's own channels limit (LL, LL128 and trees, which
+    have a floor) is nobody else's: those two share what the one leaves."""
+    cluster = machine(name, nodes)
+    one = uniform_collective(kind, range(cluster.size), nbytes)
+    ((first,), (second,)), link_bytes = run_collectives(cluster, [(0.0, one), (0.0, one)])
+    (lowered,) = lower(cluster, one)
+    latency = sum(phase.latency_s for phase in lowered.phases)
+    busy = [replace(phase, floor_s=0.0).transfer_s(cluster.link_usable) for phase in lowered.phases]
+    floors = [phase.floor_s for phase in lowered.phases]
+    expected = latency + sum(max(floor, 2 * alone) for floor, alone in zip(floors, busy, strict=True))
+    assert first == second == pytest.approx(expected, rel=1e-9, abs=4e-12)
+    np.testing.assert_allclose(link_bytes, 2 * _on_links(cluster, lowered), rtol=1e-9)
+    if kind == "all_to_all" or "ring Simple" in lowered.algorithm or "nvls" in lowered.algorithm:
+        assert first - latency == pytest.approx(2 * (alone_s(cluster, lowered) - latency), rel=1e-9, abs=4e-12)
+
+
+@pytest.mark.parametrize("name", [*MACHINES, "a3-mega", "gb200-nvl72", "zionex"])
+@pytest.mark.parametrize("nodes", [1, 2])
+def test_two_large_collectives_at_once_take_twice_as_long_as_one(name, nodes):
+    cluster = machine(name, nodes)
+    for kind in ("all_to_all", "reduce_scatter", "all_gather", "broadcast"):
+        one = uniform_collective(kind, range(cluster.size), 2.0**38)
+        ((first,), (second,)), _ = run_collectives(cluster, [(0.0, one), (0.0, one)])
+        assert first == second == pytest.approx(2 * time_of(cluster, kind, 2.0**38), rel=2e-3)
+
+
+@given(machines, kinds, st.integers(1, 4), sizes)
+def test_no_port_takes_up_less_of_a_link_than_its_bytes(name, kind, nodes, nbytes):
+    cluster = machine(name, nodes)
+    (lowered,) = lower(cluster, uniform_collective(kind, range(cluster.size), nbytes))
+    assert all(np.min(phase.stretch, initial=1.0) >= 1.0 for phase in lowered.phases)
 
 
 @given(st.sampled_from(KINDS[1:]), sizes, st.integers(2, 3))

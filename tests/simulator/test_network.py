@@ -61,6 +61,14 @@ def test_a_floor_is_the_shortest_possible_transfer():
     assert finished == pytest.approx({"a": 3.0, "b": 3.0})
 
 
+def test_a_transfer_that_reaches_half_of_its_link_leaves_no_more_to_another_one():
+    alone, network = run([10.0], [(0.0, "a", [0], [10.0], 0.0, 2.0)])
+    both, _ = run([10.0], [(0.0, "a", [0], [10.0], 0.0, 2.0), (0.0, "b", [0], [10.0], 0.0, 2.0)])
+    assert alone == pytest.approx({"a": 2.0})
+    assert both == pytest.approx({"a": 4.0, "b": 4.0})
+    np.testing.assert_allclose(network.link_bytes, [10.0])
+
+
 def test_a_transfer_without_bytes_takes_its_floor():
     finished, _ = run([1.0], [(0.0, "a", [], [], 2.5), (0.0, "b", [0], [0.0], 0.0), (1.0, "c", [0], [0.0], 0.5)])
     assert finished == {"a": 2.5, "b": 0.0, "c": 1.5}

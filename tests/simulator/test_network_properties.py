@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
@@ -19,6 +19,7 @@ class Transfer:
     links: tuple[int, ...]
     nbytes: tuple[float, ...]
     floor_s: float = 0.0
+    stretch: float = 1.0
 
 
 def simulate(capacity, transfers, watch=None):
@@ -31,7 +32,9 @@ def simulate(capacity, transfers, watch=None):
 
     def starter(key, transfer):
         yield env.timeout(transfer.start)
-        network.start(key, np.array(transfer.links, dtype=int), np.array(transfer.nbytes), transfer.floor_s)
+        network.start(
+            key, np.array(transfer.links, dtype=int), np.array(transfer.nbytes), transfer.floor_s, transfer.stretch
+        )
 
     for key, transfer in enumerate(transfers):
         env.process(starter(key, transfer))
@@ -52,14 +55,14 @@ def scenes(draw, max_transfers=8, floors=True):
         sizes = draw(st.lists(st.sampled_from([0.5, 1.0, 3.0, 10.0]), min_size=len(used), max_size=len(used)))
         start = draw(st.sampled_from([0.0, 0.0, 0.25, 1.0, 2.5]))
         floor = draw(st.sampled_from([0.0, 0.0, 2.0])) if floors else 0.0
-        transfers.append(Transfer(start, tuple(used), tuple(sizes), floor))
+        stretch = draw(st.sampled_from([1.0, 1.0, 1.25, 2.0]))
+        transfers.append(Transfer(start, tuple(used), tuple(sizes), floor, stretch))
     return capacity, transfers
 
 
 def alone(capacity, transfer):
-    return max(
-        transfer.floor_s, *(size / capacity[link] for link, size in zip(transfer.links, transfer.nbytes, strict=True))
-    )
+    sizes = zip(transfer.links, transfer.nbytes, strict=True)
+    return max(transfer.floor_s, *(transfer.stretch * size / capacity[link] for link, size in sizes))
 
 
 @given(scenes())
@@ -67,7 +70,8 @@ def test_no_link_is_ever_above_its_capacity(scene):
     capacity, transfers = scene
 
     def watch(network):
-        assert (network.link_rate <= np.asarray(capacity) * (1 + 1e-6)).all()
+        assert (network.link_occupancy <= 1 + 1e-6).all()
+        assert (network.link_rate <= network.link_occupancy * np.asarray(capacity) * (1 + 1e-6)).all()
 
     simulate(capacity, transfers, watch)
 
@@ -114,7 +118,7 @@ def test_nobody_is_faster_than_alone_and_all_are_done_by_the_sum_of_all(scene):
 @given(scenes(max_transfers=2, floors=False))
 def test_two_together_take_no_less_than_their_bytes_over_capacity(scene):
     capacity, transfers = scene
-    transfers = [Transfer(0.0, t.links, t.nbytes) for t in transfers]
+    transfers = [replace(t, start=0.0) for t in transfers]
     finish, network = simulate(capacity, transfers)
     assert max(finish) >= (network.link_bytes / np.asarray(capacity)).max() * (1 - 1e-9)
 
@@ -125,7 +129,7 @@ def test_renaming_links_changes_nothing(scene, seed):
     name = np.random.default_rng(seed).permutation(len(capacity))
     renamed_capacity = np.empty(len(capacity))
     renamed_capacity[name] = capacity
-    renamed = [Transfer(t.start, tuple(name[list(t.links)].tolist()), t.nbytes, t.floor_s) for t in transfers]
+    renamed = [replace(t, links=tuple(name[list(t.links)].tolist())) for t in transfers]
     np.testing.assert_allclose(simulate(capacity, transfers)[0], simulate(renamed_capacity, renamed)[0])
 
 
