@@ -12,12 +12,11 @@ from tabulate import tabulate
 from foreshard.calibration.logs.log_comparison import compare_log
 from foreshard.calibration.logs.nccl_tests import read_nccl_log
 from foreshard.simulator.comms.collectives import ASSUMPTIONS, AllToAll
-from foreshard.simulator.comms.single import CollectiveResult, run_one
-from foreshard.simulator.job.program import CollectiveKind
+from foreshard.simulator.comms.single import NCCL_TESTS, CollectiveResult, ranks_of, run_one
 from foreshard.topologies.cluster import Cluster
 from foreshard.topologies.commands import open_cluster
 from foreshard.topologies.errors import InputError, UnitError
-from foreshard.topologies.units import BYTES, parse_quantity
+from foreshard.topologies.units import BYTES, format_bytes, parse_quantity
 
 __all__ = ["collective", "parse_sizes"]
 
@@ -25,48 +24,92 @@ __all__ = ["collective", "parse_sizes"]
 @click.command()
 @click.option("--cluster", "machine", required=True, metavar="NAME|FILE", help="A shipped machine or a cluster file.")
 @click.option("--nodes", type=click.IntRange(1, 1 << 20), help="Number of nodes (a machine: 1; a file: what it says).")
-@click.option("--kind", type=click.Choice(get_args(CollectiveKind)), required=True, help="Which collective.")
+@click.option("--kind", type=click.Choice(NCCL_TESTS), required=True, help="Which collective.")
 @click.option("--bytes", "sizes", metavar="SIZES", help="Sizes as nccl-tests counts them, such as 32MiB,1GiB.")
 @click.option(
-    "--all-to-all", "steps", type=click.Choice(get_args(AllToAll)), default="pairwise",
-    help="Plain grouped send/recv, or inside nodes first.",
+    "--all-to-all", "steps", type=click.Choice(get_args(AllToAll)),
+    help="Plain grouped send/recv (pairwise, the default), or inside nodes first.",
 )  # fmt: skip
+@click.option("--ranks-per-node", "per_node", type=click.IntRange(1, 1024), help="Use only so many GPUs of every node.")
 @click.option("--compare", "log", type=click.Path(path_type=Path), metavar="FILE", help="An nccl-tests log of it.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON, in bytes and seconds.")
 def collective(
-    machine: str, nodes: int | None, kind: Any, sizes: str | None, steps: Any, log: Path | None, as_json: bool
+    machine: str,
+    nodes: int | None,
+    kind: Any,
+    sizes: str | None,
+    steps: Any,
+    per_node: int | None,
+    log: Path | None,
+    as_json: bool,
 ) -> None:
     """Predict a collective over all ranks of a machine, as nccl-tests would print it.
 
     With --compare, the sizes are those of the log unless --bytes gives its own.
     """
-    if sizes is None and log is None:
-        raise InputError("no sizes: give --bytes, such as 32MiB,1GiB, or a log with --compare")
-    cluster = open_cluster(machine, nodes)
+    _check_options(kind, sizes, steps, log)
+    cluster, steps = open_cluster(machine, nodes), steps or "pairwise"
+    _check_ranks(cluster, per_node)
     rows: list[dict[str, Any]] = []
     texts: list[str] = []
     if sizes is not None:
-        results = [run_one(cluster, kind, size, steps) for size in parse_sizes(sizes)]
+        results = [run_one(cluster, kind, size, steps, per_node) for size in _fitting(cluster, parse_sizes(sizes))]
         rows += [_row(result) for result in results]
         texts.append(_table(cluster, results))
     if log is not None:
-        compared = compare_log(read_nccl_log(log), cluster, kind, steps)
+        compared = compare_log(read_nccl_log(log), cluster, kind, steps, per_node)
         rows += compared.to_rows()
         texts.append(compared.to_text())
+        if as_json:
+            click.echo("\n".join(f"note: {note}" for note in compared.notes), err=True)
     texts.append("assumed:\n" + "\n".join(f"  {sentence}" for sentence in ASSUMPTIONS))
     click.echo(json.dumps(rows, indent=2, allow_nan=False) if as_json else "\n\n".join(texts))
 
 
+def _check_options(kind: str, sizes: str | None, steps: str | None, log: Path | None) -> None:
+    problems = []
+    if sizes is None and log is None:
+        problems.append("no sizes: give --bytes, such as 32MiB,1GiB, or a log with --compare")
+    if steps is not None and kind != "all_to_all":
+        problems.append(f"--all-to-all {steps} means nothing for {kind}: leave it out, or give --kind all_to_all")
+    if problems:
+        raise InputError(problems)
+
+
+def _check_ranks(cluster: Cluster, per_node: int | None) -> None:
+    if len(ranks_of(cluster, per_node)) < 2:
+        raise InputError(
+            f"{cluster.name} with {cluster.nodes} node{'s' * (cluster.nodes > 1)} has one rank only here, so nothing "
+            "would cross a link: give more --nodes or --ranks-per-node"
+        )
+
+
+def _fitting(cluster: Cluster, sizes: list[float]) -> list[float]:
+    """The sizes, if every GPU can hold such a buffer; nccl-tests could not run them otherwise."""
+    smallest = min(cluster.gpus, key=lambda gpu: gpu.hbm_bytes)
+    problems = [
+        f"{size:g} B do not fit into the {format_bytes(smallest.hbm_bytes)} of HBM of {smallest.name}: give less"
+        for size in sizes
+        if size > smallest.hbm_bytes
+    ]
+    if problems:
+        raise InputError(problems, where="--bytes")
+    return sizes
+
+
 def parse_sizes(text: str) -> list[float]:
-    """Return the sizes in bytes of "32MiB,1GiB". Raises InputError with every one that cannot be read."""
+    """Return the sizes in bytes of "32MiB,1GiB". Raises InputError with every one that cannot be read or is no byte."""
     found, problems = [], []
     for part in text.split(","):
         try:
             found.append(parse_quantity(part.strip(), BYTES))
         except UnitError as error:
             problems.append(_advice(part.strip()) or str(error))
+            continue
+        if found[-1] < 1:
+            problems.append(f"{part.strip()!r} is less than one byte: give a size such as 32MiB")
     if problems:
-        raise InputError(problems, where="--bytes")
+        raise InputError(dict.fromkeys(problems), where="--bytes")
     return found
 
 
@@ -126,7 +169,7 @@ def _table(cluster: Cluster, results: list[CollectiveResult]) -> str:
         ]
         for result in results
     ]
-    title = f"{results[0].kind} over {cluster.size} ranks, {cluster.nodes} x {cluster.name}" if results else ""
+    title = f"{results[0].kind} over {results[0].ranks} ranks, {cluster.nodes} x {cluster.name}" if results else ""
     bounds = sorted({result.bottleneck for result in results if result.bottleneck})
     foot = f"bound by {', '.join(bounds)} at nominal bandwidth, without latency" if bounds else ""
     return "\n".join(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,8 +12,7 @@ from foreshard.calibration.logs.nccl_ratio import fits
 from foreshard.calibration.logs.nccl_row import NcclRow
 from foreshard.calibration.logs.nccl_tests import NcclLog
 from foreshard.simulator.comms.collectives import AllToAll
-from foreshard.simulator.comms.single import CollectiveResult, run_one
-from foreshard.simulator.job.program import CollectiveKind
+from foreshard.simulator.comms.single import NCCL_TESTS, CollectiveResult, NcclTest, ranks_of, run_one
 from foreshard.topologies.cluster import Cluster
 from foreshard.topologies.errors import InputError
 from foreshard.topologies.units import format_bytes, format_us
@@ -104,48 +104,81 @@ class LogComparison:
 
 
 def compare_log(
-    log: NcclLog, cluster: Cluster, kind: CollectiveKind, all_to_all: AllToAll = "pairwise"
+    log: NcclLog,
+    cluster: Cluster,
+    kind: NcclTest,
+    all_to_all: AllToAll = "pairwise",
+    ranks_per_node: int | None = None,
 ) -> LogComparison:
-    """Return a log beside the predictions for `cluster`.
+    """Return a log beside the predictions for `cluster`, or for the first `ranks_per_node` ranks of its nodes.
 
     Rows of other numbers of ranks are left out. Raises InputError if the log is of another collective or none of
     its rows is of this cluster, and for every row faster than the bound: no wire of this machine carries that.
     """
-    if not log.kinds:
-        raise InputError("the ratio of busbw to algbw fits no one collective in all rows: the log is mixed or damaged")
-    if kind not in log.kinds:
-        raise InputError(f"the log is of {' or '.join(log.kinds)}, not of {kind}: give --kind {log.kinds[0]}")
-    own, notes = _of_cluster(log, cluster, kind)
-    compared = [ComparedRow(row, run_one(cluster, kind, row.nbytes, all_to_all)) for row in own]
+    _check_kind(log, kind)
+    own, notes = _of_cluster(log, cluster, kind, ranks_per_node)
+    compared = [ComparedRow(row, run_one(cluster, kind, row.nbytes, all_to_all, ranks_per_node)) for row in own]
     problems = [_too_fast(row) for row in compared if row.measured.time_s < row.predicted.bound_s * 0.99]
     if problems:
         raise InputError(problems)
-    if _nodes(cluster) == 2 and any("tree" in row.predicted.algorithm for row in compared):
-        notes.append(
-            "busbw of a tree on two nodes is not the rate of the NICs: it sends the buffer through them once where "
-            "busbw counts it almost twice; the column per NIC shows what they carried (NCCL_ALGO=RING measures them)"
-        )
+    notes.extend(_trees(cluster, kind, compared))
     return LogComparison(rows=tuple(compared), notes=(*log.notes, *notes))
 
 
-def _of_cluster(log: NcclLog, cluster: Cluster, kind: str) -> tuple[list[NcclRow], list[str]]:
-    if log.ranks is not None and log.ranks != cluster.size:
-        raise InputError(
-            f"the log is of {log.ranks} ranks, but {cluster.name} with {cluster.nodes} nodes has {cluster.size}: "
-            f"{_advice(log.ranks, cluster)}"
+def _check_kind(log: NcclLog, kind: NcclTest) -> None:
+    if not log.kinds:
+        raise InputError("the ratio of busbw to algbw fits no one collective in all rows: the log is mixed or damaged")
+    if kind in log.kinds:
+        return
+    own = [found for found in log.kinds if found in NCCL_TESTS]
+    advice = f"give --kind {own[0]}" if own else f"only {', '.join(NCCL_TESTS)} are predicted"
+    raise InputError(f"the log is of {' or '.join(log.kinds)}, not of {kind}: {advice}")
+
+
+def _trees(cluster: Cluster, kind: NcclTest, rows: Sequence[ComparedRow]) -> Iterator[str]:
+    """A warning where busbw of two nodes is not what a NIC carried: by the algorithm predicted, or by its size."""
+    if kind != "all_reduce" or _nodes(cluster) != 2:
+        return
+    beyond = [row for row in rows if "tree" in row.predicted.algorithm or _beyond_a_ring(cluster, row)]
+    if beyond:
+        lines = ", ".join(str(row.measured.line) for row in beyond)
+        yield (
+            f"line{'s' * (len(beyond) > 1)} {lines}: busbw of a tree on two nodes is not the rate of the NICs: it "
+            "sends the buffer through them once where busbw counts it almost twice; the column per NIC shows what "
+            "they carried (NCCL_ALGO=RING measures them)"
         )
-    own = [row for row in log.rows if fits(row, kind, cluster.size)]
+
+
+def _beyond_a_ring(cluster: Cluster, row: ComparedRow) -> bool:
+    """Whether busbw is more than a ring could reach: all of it would go through the NICs of a node."""
+    first = cluster.links_of_node(0)
+    ports = first[cluster.link_kind[first] == "network"]
+    return row.measured.busbw_bytes_per_s > float(cluster.link_bandwidth[ports].sum()) / 2
+
+
+def _of_cluster(
+    log: NcclLog, cluster: Cluster, kind: NcclTest, ranks_per_node: int | None
+) -> tuple[list[NcclRow], list[str]]:
+    ranks = len(ranks_of(cluster, ranks_per_node))
+    if log.ranks is not None and log.ranks != ranks:
+        raise InputError(
+            f"the log is of {log.ranks} ranks, but {cluster.name} with {cluster.nodes} nodes has {ranks}"
+            f"{f' by {ranks_per_node} a node' if ranks_per_node else ''}: {_advice(log.ranks, cluster)}"
+        )
+    own = [row for row in log.rows if fits(row, kind, ranks)]
     if not own:
         raise InputError(
-            f"no row of the log is of {cluster.size} ranks, by its ratio of busbw and algbw: give the --nodes it ran on"
+            f"no row of the log is of {ranks} ranks, by its ratio of busbw and algbw: give the --nodes it ran on"
         )
     left = len(log.rows) - len(own)
     return own, [f"{left} rows of another number of ranks are left out"] if left else []
 
 
 def _advice(ranks: int, cluster: Cluster) -> str:
-    per_node, rest = divmod(ranks, cluster.local_world_size)
-    return f"give --nodes {per_node}" if per_node and not rest else "give the machine and the --nodes it ran on"
+    nodes, rest = divmod(ranks, cluster.local_world_size)
+    if nodes and not rest:
+        return f"give --nodes {nodes}"
+    return "give the machine, the --nodes it ran on, and --ranks-per-node if it used some GPUs of each only"
 
 
 def _nodes(cluster: Cluster) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field
 
-__all__ = ["Cells", "DeviceLine", "LogRow", "ParsedLines", "parse_lines"]
+__all__ = ["Cells", "DeviceLine", "Footer", "LogRow", "ParsedLines", "parse_lines"]
 
 _DATA_TYPES = (
     "int8", "uint8", "int32", "uint32", "int64", "uint64", "half", "float", "double", "bfloat16", "fp8_e4m3",
@@ -17,7 +17,10 @@ _PREFIX = re.compile(
     r"^\s*(?:\[\d+,\s*\d+\]<std(?:out|err)>:|\d{1,5}:(?=\s)|\[\d+\](?=\s)|\d{4}-\d\d-\d\d[T ][\d:.,]+Z?)"
 )
 _INSIDE = re.compile(r"\[\d+\](?=\s)")
-_TOOL = re.compile(r"\b(all_reduce|all_gather|reduce_scatter|alltoall|broadcast|reduce|sendrecv|gather|scatter)_perf")
+_TOOL = re.compile(
+    r"\b(all_reduce|all_gather|reduce_scatter|alltoallv?|broadcast|reduce|sendrecv|gather|scatter|hypercube)_perf"
+)
+_FOOTER = re.compile(r"Out of bounds values\s*:\s*(?P<count>\d+)\s*(?P<verdict>OK|FAILED)?", re.IGNORECASE)
 _DEVICE = re.compile(
     r"Rank\s+(?P<rank>\d+)\s+(?:Group\s+\d+\s+)?Pid\s+\d+\s+on\s+(?P<host>\S+)\s+device\s+(?P<device>\d+)\s+\[(?P<bus>[^\]]*)\]"
 )
@@ -26,12 +29,16 @@ _NUMBER = re.compile(r"[+-]?\d+(?:\.\d*)?(?:[eE][+-]?\d+)?\Z")
 
 @dataclass(frozen=True, slots=True)
 class Cells:
-    """The cells of one placement: time in seconds, algbw and busbw in bytes/s, wrong values (None: not validated)."""
+    """The cells of one placement: time in seconds, algbw and busbw in bytes/s, wrong values (None: not validated).
+
+    Old versions print the largest deviation in place of the number of wrong values; then `deviation` is true.
+    """
 
     time_s: float
     algbw: float
     busbw: float
     wrong: float | None
+    deviation: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -43,10 +50,22 @@ class LogRow:
 
     line: int
     nbytes: float
+    data_type: str
     redop: str
     out_of_place: Cells
     in_place: Cells | None
     whole: bool = True
+    label: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class _Head:
+    """What stands in front of a row's cells."""
+
+    line: int
+    nbytes: float
+    data_type: str
+    redop: str
     label: str = ""
 
 
@@ -61,23 +80,28 @@ class DeviceLine:
     bus: str
 
 
+@dataclass(frozen=True, slots=True)
+class Footer:
+    """The line in which the tool sums up its validation: out of how many bounds values were, and that it failed."""
+
+    line: int
+    count: int
+    failed: bool
+
+
 @dataclass(slots=True)
 class ParsedLines:
     """What a log's lines hold: the tool by its own words, devices, rows, problems and notes, each with its line."""
 
     tool: str | None = None
     devices: list[DeviceLine] = field(default_factory=list)
+    footers: list[Footer] = field(default_factory=list)
     rows: list[LogRow] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     first_foreign: tuple[int, str] | None = None
     header: str | None = None
     last_line: int = 0
-
-    @property
-    def first_sized(self) -> int:
-        """Index of the first row with bytes."""
-        return next((index for index, row in enumerate(self.rows) if row.nbytes > 0), -1)
 
 
 def parse_lines(text: str) -> ParsedLines:
@@ -102,6 +126,9 @@ def _parse_line(parsed: ParsedLines, number: int, line: str) -> None:
         parsed.devices.append(
             DeviceLine(number, int(device["rank"]), device["host"], int(device["device"]), device["bus"])
         )
+    elif footer := _FOOTER.search(line):
+        count, verdict = int(footer["count"]), (footer["verdict"] or "").upper()
+        parsed.footers.append(Footer(number, count, verdict == "FAILED" or (count > 0 and not verdict)))
     elif {"size", "algbw", "busbw"} <= set(line.replace("#", " ").split()):
         parsed.header = line
     elif not line.lstrip().startswith("#"):
@@ -121,8 +148,8 @@ def _parse_row(parsed: ParsedLines, number: int, line: str) -> None:
     redop = rest.pop(0) if rest and rest[0] in _OPERATIONS else ""
     if _has_root(parsed, rest):
         rest.pop(0)
-    label = " ".join(tokens[: at - 2])
-    _add(parsed, number, float(size), redop, rest, label)
+    head = _Head(number, float(size), tokens[at], redop, label=" ".join(tokens[: at - 2]))
+    _add(parsed, head, rest)
 
 
 def _has_root(parsed: ParsedLines, cells: list[str]) -> bool:
@@ -134,26 +161,35 @@ def _has_root(parsed: ParsedLines, cells: list[str]) -> bool:
     return cells[0] == "-1" or len(cells) in (9, 5)
 
 
-def _add(parsed: ParsedLines, number: int, nbytes: float, redop: str, cells: list[str], label: str = "") -> None:
+def _add(parsed: ParsedLines, head: _Head, cells: list[str]) -> None:
     odd = [cell for cell in cells if not _NUMBER.match(cell) and cell != "N/A"]
-    if odd == cells[-1:] and number == parsed.last_line:
+    last = head.line == parsed.last_line
+    if odd == cells[-1:] and last:
         odd, cells = [], cells[:-1]  # the file ends in this cell
     if odd:
         parsed.problems.append(
-            f"line {number}: {odd[0]!r} stands where a number belongs: give the row as it was printed"
+            f"line {head.line}: {odd[0]!r} stands where a number belongs: give the row as it was printed"
         )
         return
-    first, second = _cells(cells[:4]), _cells(cells[4:8])
+    first, second = _cells(parsed, cells[:4]), _cells(parsed, cells[4:8])
     if first is None:
-        parsed.notes.append(f"line {number}: the row is cut off before its bandwidths and is left out")
+        parsed.notes.append(f"line {head.line}: the row is cut off before its bandwidths and is left out")
         return
-    whole = number < parsed.last_line or len(cells) > 3
     parsed.rows.append(
-        LogRow(line=number, nbytes=nbytes, redop=redop, out_of_place=first, in_place=second, whole=whole, label=label)
+        LogRow(
+            line=head.line,
+            nbytes=head.nbytes,
+            data_type=head.data_type,
+            redop=head.redop,
+            out_of_place=first,
+            in_place=second,
+            whole=not last or len(cells) > 3,
+            label=head.label,
+        )
     )
 
 
-def _cells(cells: list[str]) -> Cells | None:
+def _cells(parsed: ParsedLines, cells: list[str]) -> Cells | None:
     """Cells of one placement; None where the row ends before busbw, or in it."""
     if len(cells) < 3 or "N/A" in cells[:3]:
         return None
@@ -161,8 +197,17 @@ def _cells(cells: list[str]) -> Cells | None:
     whole = len(cells) > 3 or "." in cells[2]
     if not whole or time <= 0:
         return None
-    wrong = float(cells[3]) if len(cells) > 3 and cells[3] != "N/A" else None
-    return Cells(time * 1e-6, algbw * 1e9, busbw * 1e9, wrong)
+    # Some forks print -1 for what they do not validate.
+    wrong = float(cells[3]) if len(cells) > 3 and cells[3] != "N/A" and float(cells[3]) >= 0 else None
+    deviation = wrong is not None and _is_deviation(parsed, cells[3])
+    return Cells(time * 1e-6, algbw * 1e9, busbw * 1e9, wrong, deviation)
+
+
+def _is_deviation(parsed: ParsedLines, cell: str) -> bool:
+    """Whether the last cell is a deviation, as old versions print it, always with an exponent: 2e-07, 1e+00."""
+    if parsed.header is not None:
+        return "error" in parsed.header.split()
+    return "e" in cell.lower() and float(cell) < 1e6  # counts get an exponent from a million on (%g)
 
 
 def _parse_untyped(parsed: ParsedLines, number: int, line: str, tokens: list[str]) -> None:
@@ -170,7 +215,7 @@ def _parse_untyped(parsed: ParsedLines, number: int, line: str, tokens: list[str
     typed = parsed.header is None or "type" in parsed.header.split()
     numbers = [token for token in tokens if _NUMBER.match(token)]
     if not typed and len(numbers) == len(tokens) >= 6 and tokens[0].isdigit() and tokens[1].isdigit():
-        _add(parsed, number, float(tokens[0]), "", tokens[2:])
+        _add(parsed, _Head(number, float(tokens[0]), "", ""), tokens[2:])
     elif len(tokens) >= 4 and len(numbers) == len(tokens):
         parsed.notes.append(f"line {number}: half a row, without its size, is left out")
     elif tokens and parsed.first_foreign is None and not line.lstrip().startswith(("...", "$")):

@@ -28,6 +28,19 @@ def kinds_and_ranks(
     `tool` is the collective the log names, `redop` its operation column, `listed` the ranks of its device list (0:
     none). What disagrees is added to `notes`.
     """
+    kinds, ranks = _possible(rows, tool, redop, listed, notes)
+    if len(kinds) > 1:
+        fitting = f"{', '.join(kinds[:-1])} and {kinds[-1]}"
+        notes.append(
+            f"line {rows[0].line}: no line of the log names its collective, and its columns fit {fitting} alike: what "
+            "follows holds only if --kind names the right one"
+        )
+    return kinds, ranks
+
+
+def _possible(
+    rows: Sequence[NcclRow], tool: str | None, redop: str, listed: int, notes: list[str]
+) -> tuple[tuple[str, ...], int | None]:
     if len({row.label for row in rows}) > 1:
         return _named(tool, redop, [(1.0 / inf, inf)]), None
     ratio = _ratio(rows)

@@ -7,18 +7,18 @@ busbw / algbw is 2 (n-1)/n for all_reduce, (n-1)/n for all_gather, reduce_scatte
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
-from foreshard.calibration.logs.nccl_lines import DeviceLine, LogRow, ParsedLines, parse_lines
+from foreshard.calibration.logs.nccl_checks import checked_row, without_setup
+from foreshard.calibration.logs.nccl_lines import DeviceLine, ParsedLines, parse_lines
 from foreshard.calibration.logs.nccl_ratio import kinds_and_ranks
 from foreshard.calibration.logs.nccl_row import NcclRow
+from foreshard.calibration.logs.nccl_validation import footer_problems, in_place_problems
 from foreshard.topologies.errors import InputError
 
 __all__ = ["NcclLog", "NcclRow", "parse_nccl_log", "read_nccl_log"]
-
-_TOLERANCE = 0.011  # of algbw and busbw, beyond half a unit of the last printed digit
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -52,21 +52,30 @@ def read_nccl_log(path: str | Path) -> NcclLog:
 def parse_nccl_log(text: str, where: str = "log") -> NcclLog:
     """Return the log in `text`. Raises InputError with every reason to distrust it, each with its line."""
     lines = parse_lines(text)
+    notes = list(lines.notes)
     problems = [*lines.problems, *_device_problems(lines.devices)]
-    rows, notes = _consistent(lines, problems)
-    if problems:
-        raise InputError(problems, where=where)
+    sized = [row for row in lines.rows if row.nbytes > 0]
+    rows = [checked for row in sized if (checked := checked_row(row, problems, notes)) is not None]
     if not rows:
-        raise InputError(_no_rows(lines), where=where)
+        raise InputError(problems or [*footer_problems(lines.footers)] or _no_rows(lines), where=where)
+    rows = without_setup(rows, sized[0], notes)
     listed = max((device.rank for device in lines.devices), default=-1) + 1
+    problems.extend(_one_rank(rows, listed))
     kinds, ranks = kinds_and_ranks(rows, lines.tool, lines.rows[0].redop, listed, notes)
-    if listed == 1 or all(row.busbw_bytes_per_s == 0 < 1e9 < row.algbw_bytes_per_s for row in rows):
-        raise InputError(
-            f"line {rows[0].line}: one rank only, so nothing crossed a link: build nccl-tests with MPI=1 and start "
-            "several ranks, or give it several GPUs with -g",
-            where=where,
+    problems.extend(in_place_problems(sized, kinds, notes))
+    if problems := problems or [*footer_problems(lines.footers)]:
+        raise InputError(problems, where=where)
+    return NcclLog(kinds=kinds, ranks=ranks, rows=tuple(rows), notes=tuple(notes))
+
+
+def _one_rank(rows: Iterable[NcclRow], listed: int) -> Iterator[str]:
+    """One sentence if the log is of a single rank: by its list, or by a busbw of 0 where bytes were moved."""
+    still = [row for row in rows if row.busbw_bytes_per_s == 0 and row.algbw_bytes_per_s >= 0.1e9]
+    if listed == 1 or still:
+        yield (
+            f"line {next(iter(still or rows)).line}: one rank only, so nothing crossed a link: build nccl-tests with "
+            "MPI=1 and start several ranks, or give it several GPUs with -g"
         )
-    return NcclLog(kinds=kinds, ranks=ranks, rows=tuple(rows), notes=(*lines.notes, *notes))
 
 
 def _no_rows(lines: ParsedLines) -> str:
@@ -101,62 +110,3 @@ def _device_problems(devices: Iterable[DeviceLine]) -> list[str]:
                 f"line {line}: {count} ranks share device {number} of {host}: give every rank a GPU of its own"
             )
     return problems
-
-
-def _consistent(lines: ParsedLines, problems: list[str]) -> tuple[list[NcclRow], list[str]]:
-    """Rows that agree with themselves; reasons why others do not are added to `problems`."""
-    notes: list[str] = []
-    rows = []
-    for index, row in enumerate(lines.rows):
-        if row.nbytes == 0:
-            continue
-        checked = _check(row, problems, notes)
-        if checked is not None:
-            rows.append(_without_setup(checked, row) if index == lines.first_sized else checked)
-    return rows, notes
-
-
-def _check(row: LogRow, problems: list[str], notes: list[str]) -> NcclRow | None:
-    wrong = row.out_of_place.wrong
-    # Old versions print the largest deviation instead, 2e-07 or so.
-    if wrong is not None and wrong >= 1:
-        problems.append(
-            f"line {row.line}: {wrong:g} wrong values: the data did not arrive as sent, so its time means nothing; "
-            "find the fault before measuring"
-        )
-        return None
-    cells = row.out_of_place
-    if not _agree(cells.algbw, row.nbytes / cells.time_s) and _agree(cells.busbw, row.nbytes / cells.time_s):
-        notes.append(
-            f"line {row.line}: algbw and busbw are swapped; put right, since size / time = {cells.busbw / 1e9:.2f}"
-        )
-        cells = replace(cells, algbw=cells.busbw, busbw=cells.algbw)
-    rate = row.nbytes / cells.time_s
-    if not _agree(cells.algbw, rate):
-        problems.append(
-            f"line {row.line}: {row.nbytes:.0f} B in {cells.time_s * 1e6:g} us are {rate / 1e9:.2f} GB/s, but algbw "
-            f"says {cells.algbw / 1e9:.2f}: the row is not one nccl-tests printed"
-        )
-        return None
-    return NcclRow(
-        line=row.line,
-        nbytes=row.nbytes,
-        time_s=cells.time_s,
-        algbw_bytes_per_s=cells.algbw,
-        busbw_bytes_per_s=cells.busbw,
-        wrong=wrong,
-        whole=row.whole,
-        label=row.label,
-    )
-
-
-def _agree(printed: float, computed: float) -> bool:
-    return abs(printed - computed) <= 0.006e9 + _TOLERANCE * computed
-
-
-def _without_setup(row: NcclRow, log_row: LogRow) -> NcclRow:
-    """The first row with the in-place time, if out-of-place took more than twice as long."""
-    again = log_row.in_place
-    if again is None or log_row.redop in ("none", "") or row.time_s <= 2 * again.time_s:
-        return row
-    return replace(row, time_s=again.time_s, algbw_bytes_per_s=again.algbw, busbw_bytes_per_s=again.busbw)

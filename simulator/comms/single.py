@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Generator, Hashable, Iterable
 from dataclasses import dataclass
+from typing import Literal, get_args
 
 import numpy as np
 import simpy
@@ -15,8 +16,23 @@ from foreshard.simulator.job.layout import Groups
 from foreshard.simulator.job.program import Collective, CollectiveKind
 from foreshard.simulator.job.traffic import PairBytes
 from foreshard.topologies.cluster import Cluster
+from foreshard.topologies.errors import InputError
 
-__all__ = ["CollectiveResult", "alone_s", "bus_factor", "run_collectives", "run_one", "uniform_collective"]
+__all__ = [
+    "NCCL_TESTS",
+    "CollectiveResult",
+    "NcclTest",
+    "alone_s",
+    "bus_factor",
+    "ranks_of",
+    "run_collectives",
+    "run_one",
+    "uniform_collective",
+]
+
+NcclTest = CollectiveKind | Literal["sendrecv"]
+"""What nccl-tests measures and we predict: the collectives, and sendrecv, in which every rank sends to the next."""
+NCCL_TESTS: tuple[NcclTest, ...] = (*get_args(CollectiveKind), "sendrecv")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -26,7 +42,7 @@ class CollectiveResult:
     `bound_s` is the closed-form bound on `bottleneck`; `nic_bytes` the bytes out of the busiest NIC.
     """
 
-    kind: CollectiveKind
+    kind: NcclTest
     ranks: int
     nbytes: float
     time_s: float
@@ -46,29 +62,61 @@ class CollectiveResult:
         return self.algbw_bytes_per_s * bus_factor(self.kind, self.ranks)
 
 
-def bus_factor(kind: CollectiveKind, ranks: int) -> float:
-    """busbw / algbw: 2 (n-1)/n for all_reduce, 1 for broadcast, else (n-1)/n (NVIDIA/nccl-tests PERFORMANCE.md)."""
-    return {"all_reduce": 2 * (ranks - 1) / ranks, "broadcast": 1.0}.get(kind, (ranks - 1) / ranks)
+def bus_factor(kind: NcclTest, ranks: int) -> float:
+    """busbw / algbw (NVIDIA/nccl-tests PERFORMANCE.md): 2 (n-1)/n for all_reduce, 1 for broadcast and sendrecv, else
+    (n-1)/n."""
+    return {"all_reduce": 2 * (ranks - 1) / ranks, "broadcast": 1.0, "sendrecv": 1.0}.get(kind, (ranks - 1) / ranks)
 
 
-def uniform_collective(kind: CollectiveKind, ranks: Iterable[int], nbytes: float) -> Collective:
-    """One collective of nccl-tests' size `nbytes` over `ranks`; an all_to_all sends equal parts to all."""
+def uniform_collective(kind: NcclTest, ranks: Iterable[int], nbytes: float) -> Collective:
+    """One collective of nccl-tests' size `nbytes` over `ranks`.
+
+    An all_to_all sends equal parts to all; sendrecv sends the whole buffer to the next rank, as grouped send/recv too
+    (NVIDIA/nccl-tests src/sendrecv.cu).
+    """
     groups = Groups([np.fromiter(ranks, dtype=np.int64)])
-    if kind == "all_to_all":
-        return Collective(kind=kind, groups=groups, traffic=(PairBytes.uniform(len(groups.members[0]), nbytes),))
-    return Collective(kind=kind, groups=groups, nbytes=(nbytes,))
+    members = len(groups.members[0])
+    match kind:
+        case "all_to_all":
+            return Collective(kind=kind, groups=groups, traffic=(PairBytes.uniform(members, nbytes),))
+        case "sendrecv":
+            following = PairBytes.dense(np.roll(np.eye(members), 1, axis=1) * nbytes)
+            return Collective(kind="all_to_all", groups=groups, traffic=(following,))
+        case _:
+            return Collective(kind=kind, groups=groups, nbytes=(nbytes,))
+
+
+def ranks_of(cluster: Cluster, ranks_per_node: int | None = None) -> NDArray[np.int64]:
+    """The ranks that take part, [ranks]: all, or the first `ranks_per_node` of every node.
+
+    Raises InputError if a node has fewer.
+    """
+    if ranks_per_node is None:
+        return np.arange(cluster.size)
+    smallest = int(np.bincount(cluster.node_of).min())
+    if not 1 <= ranks_per_node <= smallest:
+        raise InputError(f"{ranks_per_node} ranks a node: the nodes of {cluster.name} have {smallest} GPUs")
+    return np.flatnonzero(cluster.local_rank < ranks_per_node)
 
 
 def run_one(
-    cluster: Cluster, kind: CollectiveKind, nbytes: float, all_to_all: AllToAll = "pairwise"
+    cluster: Cluster,
+    kind: NcclTest,
+    nbytes: float,
+    all_to_all: AllToAll = "pairwise",
+    ranks_per_node: int | None = None,
 ) -> CollectiveResult:
-    """Return one collective of all ranks of a cluster. Raises BoundViolationError if it beats its own bound."""
-    collective = uniform_collective(kind, range(cluster.size), nbytes)
+    """Return one collective of all ranks of a cluster, or of the first `ranks_per_node` of every node.
+
+    Raises BoundViolationError if it beats its own bound, InputError if nodes have fewer ranks.
+    """
+    ranks = ranks_of(cluster, ranks_per_node)
+    collective = uniform_collective(kind, ranks.tolist(), nbytes)
     (lowered,) = lower(cluster, collective, all_to_all)
     (((time_s,),), _) = run_collectives(cluster, [(0.0, collective)], all_to_all)
     return CollectiveResult(
         kind=kind,
-        ranks=cluster.size,
+        ranks=len(ranks),
         nbytes=nbytes,
         time_s=time_s,
         bound_s=lowered.bound_s,

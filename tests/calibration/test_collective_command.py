@@ -75,9 +75,44 @@ def test_two_steps_can_be_asked_for():
     assert (plain["algorithm"], two["algorithm"]) == ("pairwise", "hierarchical")
 
 
+@pytest.mark.parametrize("kind", ["all_reduce", "all_gather", "reduce_scatter", "broadcast", "sendrecv"])
+@pytest.mark.parametrize("steps", ["pairwise", "hierarchical"])
+def test_steps_of_an_all_to_all_are_refused_for_what_is_none(kind, steps):
+    with pytest.raises(InputError, match=f"--all-to-all {steps} means nothing for {kind}"):
+        run("--cluster", "p5.48xlarge", "--kind", kind, "--bytes", "1MiB", "--all-to-all", steps)
+
+
+def test_a_buffer_that_no_gpu_can_hold_is_refused():
+    with pytest.raises(InputError, match=r"1e\+30 B do not fit into the 79\.1 GiB of HBM of H100-SXM5-80GB"):
+        run("--cluster", "p5.48xlarge", "--kind", "all_reduce", "--bytes", "1MiB,1e30B")
+
+
+def test_one_rank_alone_is_refused():
+    with pytest.raises(InputError, match=r"one rank only.*give more --nodes or --ranks-per-node"):
+        run("--cluster", "p5.48xlarge", "--kind", "all_reduce", "--bytes", "1MiB", "--ranks-per-node", "1")
+
+
+def test_some_gpus_of_every_node_can_be_asked_for():
+    args = ("--cluster", "dgx-h100", "--nodes", "4", "--ranks-per-node", "2", "--kind", "sendrecv", "--bytes", "1GiB")
+    assert "sendrecv over 8 ranks, 4 x dgx-h100" in run(*args)
+    with pytest.raises(InputError, match="9 ranks a node: the nodes of dgx-h100 have 8 GPUs"):
+        run(*args[:5], "9", *args[6:])
+
+
+def test_notes_of_a_comparison_do_not_vanish_beside_json(tmp_path):
+    file = tmp_path / "nccl.log"
+    file.write_text("1048576 16384 float none -1 100.0 10.49 9.18 0 99.0 10.59 9.27 N/A\n")
+    args = ["--cluster", "dgx-h100", "--kind", "all_to_all", "--compare", str(file), "--json"]
+    result = CliRunner().invoke(collective, args)
+    assert len(json.loads(result.stdout)) == 1
+    assert "note: line 1: no line of the log names its collective" in result.stderr
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
+        ("0B", "'0B' is less than one byte"),
+        ("0.5B", "'0.5B' is less than one byte"),
         ("32M", "write 32MiB for 32 x 2\\^20, which is nccl-tests' 32M, or 32MB"),
         ("1048576", "has no unit: write 1048576B"),
         ("1Gb", "ambiguous"),
@@ -95,6 +130,12 @@ def test_all_bad_sizes_are_told_at_once():
     with pytest.raises(InputError) as caught:
         parse_sizes("32M,1GiB,12")
     assert len(caught.value.problems) == 2
+
+
+def test_the_same_mistake_is_told_once():
+    with pytest.raises(InputError) as caught:
+        parse_sizes("1GiB,,,")
+    assert len(caught.value.problems) == 1
 
 
 def test_neither_sizes_nor_log_is_refused():

@@ -84,6 +84,7 @@ def cases():
         Case("A7 nccl#1138", described(A100_FOUR_NICS, 2), "all_to_all", 4 * GIB, 20.71, 0.12),
         Case("A11 mscclpp#87", dgx_a100(2), "all_to_all", 1 * GIB, 43.25, 0.12),
         Case("A11 mscclpp#87", dgx_a100(1), "all_to_all", 1 * GIB, 130.74, None, "its own kernel, not NCCL's"),
+        Case("A13 nccl#2409", dgx_h100(2), "sendrecv", 1 * GIB, 13.1, None, chunk),
         Case("A13 nccl#2409", dgx_h100(2), "all_gather", 1 * GIB, 101, None, chunk),
         Case("A13 nccl#2409", dgx_h100(2), "all_reduce", 1 * GIB, 216.5, None, chunk),
         Case("A13 nccl#2409", dgx_h100(2), "all_to_all", 1 * GIB, 25, None, chunk),
