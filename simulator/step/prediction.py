@@ -31,7 +31,7 @@ from foreshard.topologies.presets import load_preset
 
 FloatArray = NDArray[np.float64]
 
-__all__ = ["Prediction", "SyncSteps", "load_cluster", "predict", "simulate", "simulate_program"]
+__all__ = ["Prediction", "SyncSteps", "busiest", "load_cluster", "predict", "simulate", "simulate_program"]
 
 
 class SyncSteps:
@@ -249,7 +249,7 @@ def _describe(op: Op, timeline: Timeline, lowered: Callable[[Op], tuple[Lowered,
 
 def _collective_info(work: Collective, groups: tuple[Lowered, ...], durations: FloatArray) -> CollectiveInfo:
     slowest = int(work.groups.group_of[int(np.argmax(durations))])
-    out, into = _busiest(work)
+    out, into = busiest(work)
     sizes = work.groups.sizes
     joined = sizes[sizes > 1] if sizes.max() > 1 else sizes
     return CollectiveInfo(
@@ -266,8 +266,8 @@ def _collective_info(work: Collective, groups: tuple[Lowered, ...], durations: F
     )
 
 
-def _busiest(work: Collective) -> tuple[float, float]:
-    """Most bytes that any rank must send to others and receive from others, whatever the algorithm.
+def busiest(work: Collective) -> tuple[float, float]:
+    """Most bytes that any rank of a collective must send to others and receive from others, whatever the algorithm.
 
     With n members: reduce_scatter and all_gather (n - 1)/n of the size, all_reduce both after one another.
     """
