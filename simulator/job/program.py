@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from foreshard.simulator.job.layout import Groups
 from foreshard.simulator.job.traffic import PairBytes
+from foreshard.simulator.job.work import Work
 
 __all__ = ["STAGES", "Collective", "CollectiveKind", "Compute", "Dep", "Op", "Stage", "StepProgram", "Stream"]
 
@@ -41,9 +42,13 @@ CollectiveKind = Literal["all_to_all", "all_reduce", "reduce_scatter", "all_gath
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Compute:
-    """Work of one rank on its own device: `seconds` [ranks]."""
+    """Work of one rank on its own device: `seconds` [ranks], and the `works` of single kinds that it consists of.
+
+    What is not of any kind, as bringing rows over the host link, is in `seconds` only.
+    """
 
     seconds: NDArray[np.float64]
+    works: tuple[Work, ...] = ()
 
 
 _MIRROR: dict[CollectiveKind, CollectiveKind] = {

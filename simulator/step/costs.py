@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cache
 from importlib.resources import files
 from types import MappingProxyType
@@ -11,8 +11,9 @@ from types import MappingProxyType
 import numpy as np
 from numpy.typing import NDArray
 
-from foreshard.simulator.job.codecs import FULL_BYTES
-from foreshard.simulator.job.demand import BatchOwnerDemand, LocalDemand
+from foreshard.simulator.job.codecs import FULL_BYTES, codec_bytes
+from foreshard.simulator.job.demand import BatchOwnerDemand, LocalDemand, ReplicaDemand
+from foreshard.simulator.job.work import Work, WorkKind
 from foreshard.simulator.job.workload import BYTES_PER_ELEMENT, DataType, Dense
 from foreshard.topologies.cluster import Cluster
 from foreshard.topologies.errors import InputError
@@ -34,7 +35,10 @@ def default_constants() -> Mapping[str, Sourced]:
 
 
 class CostModel:
-    """Seconds of each kind of work, [ranks], on the GPUs of a cluster; times are floored by a kernel's shortest run."""
+    """What each kind of work is counted in and takes on the GPUs of a cluster, by one method a kind.
+
+    Modelled times are floored by a kernel's shortest run.
+    """
 
     def __init__(self, cluster: Cluster, constants: Mapping[str, Sourced] | None = None) -> None:
         self.constants: Mapping[str, Sourced] = {**default_constants(), **(constants or {})}
@@ -52,75 +56,149 @@ class CostModel:
         """Host seconds to issue `launches` kernels."""
         return launches * self["host_per_kernel"]
 
-    def copy_in(self, nbytes: FloatArray) -> FloatArray:
+    def issue(self) -> float:
+        """Host seconds to launch one collective."""
+        return self["host_per_collective"]
+
+    def work(self, kind: WorkKind, counts: Mapping[str, FloatArray | float], modelled_s: FloatArray) -> Work:
+        """Return the work of one kind with its features, [ranks], and what it takes: here what the model says."""
+        spread = {name: self._per_ranks(count) for name, count in counts.items()}
+        busy = np.any([count > 0 for count in spread.values()], axis=0).astype(np.float64)
+        return Work(kind=kind, counts={"calls": busy, **spread}, seconds=modelled_s)
+
+    def _per_ranks(self, values: FloatArray | float) -> FloatArray:
+        """One value for all, or one a rank, as [ranks]."""
+        return np.broadcast_to(np.asarray(values, dtype=np.float64), (self._cluster.size,))
+
+    # -- ids ---------------------------------------------------------------------------------------------------
+
+    def copy_in(self, nbytes: FloatArray) -> Work:
         """Host-to-device copy of `nbytes` [ranks]: bytes over the PCIe rate seen in practice; free without a host."""
-        return self._floored(_over(nbytes, self._cluster.host_to_device_bytes_per_s))
+        seconds = self._floored(_over(nbytes, self._cluster.host_to_device_bytes_per_s))
+        return self.work("copy_in", {"bytes": nbytes}, seconds)
 
-    def stream(self, nbytes: FloatArray | float) -> FloatArray:
-        """Reading and writing `nbytes` [ranks] of HBM in order."""
-        return self._floored(nbytes / (self._hbm * self["stream_efficiency"]))
+    def permute(self, ids: FloatArray, lengths: FloatArray) -> Work:
+        """Putting the ids of the own batch in the order of their owners: each read and written once."""
+        return self.work("permute", {"ids": ids, "lengths": lengths}, self._stream(2 * INDEX_BYTES * ids))
 
-    def lookup(self, local: LocalDemand, output_bytes: float) -> FloatArray:
+    def recat(self, ids: FloatArray, lengths: FloatArray) -> Work:
+        """Putting the ids that came in the order of the tables: each read and written once."""
+        return self.work("recat", {"ids": ids, "lengths": lengths}, self._stream(2 * INDEX_BYTES * ids))
+
+    def dedup(self, own: BatchOwnerDemand) -> Work:
+        """Making the ids of the own batch distinct, with the way back, by sorting them."""
+        return self.work("dedup", {"ids": own.ids}, self._stream(own.ids * self["dedup_bytes"]))
+
+    # -- rows --------------------------------------------------------------------------------------------------
+
+    def lookup(self, local: LocalDemand, output_bytes: float) -> Work:
         """Reading rows and ids, writing outputs of `output_bytes` an element, at the lookup kernels' share of HBM."""
         moved = local.lookups * INDEX_BYTES + local.lookup_bytes + local.outputs * output_bytes
-        return self._floored(moved / (self._hbm * self["lookup_efficiency"]))
+        seconds = self._floored(moved / (self._hbm * self["lookup_efficiency"]))
+        return self.work("lookup", _row_counts(local, output_bytes), seconds)
 
-    def fetch(self, local: LocalDemand) -> FloatArray:
-        """Bringing in the rows that a lookup does not find in HBM, at the rate when all ranks pull at once.
-
-        Fetched on demand, before the lookup reads them: nothing hides it. 0 without tables in host memory.
-        """
-        return _over(local.host_reads, self._cluster.host_to_device_bytes_per_s)
-
-    def write_back(self, local: LocalDemand) -> FloatArray:
-        """Writing updated rows and state back to host memory, after reading what the update still lacks."""
-        read = _over(local.host_update_reads, self._cluster.host_to_device_bytes_per_s)
-        return read + _over(local.host_writes, self._cluster.device_to_host_bytes_per_s)
-
-    @property
-    def update_rate(self) -> FloatArray:
-        """Bytes/s at which update kernels move rows, [ranks]."""
-        return self._hbm * self["update_efficiency"]
-
-    def update(self, local: LocalDemand, gradient_bytes: float) -> FloatArray:
+    def update(self, local: LocalDemand, gradient_bytes: float) -> Work:
         """Backward with fused optimizer, at the update kernels' share of HBM.
 
         Counted as FBGEMM counts it when it reports that share: twice the forward's bytes (ids, one row per lookup,
         the gradients of the outputs).
         """
         moved = local.lookups * INDEX_BYTES + local.lookup_bytes + local.outputs * gradient_bytes
-        return self._floored(2 * moved / self.update_rate)
+        seconds = self._floored(2 * moved / self._update_rate)
+        return self.work("update", _row_counts(local, gradient_bytes), seconds)
 
-    def sum_by_row(self, local: LocalDemand, gradient_bytes: float) -> FloatArray:
+    def sum_by_row(self, local: LocalDemand, gradient_bytes: float) -> Work:
         """Summing gradients row by row without touching the rows, at the update kernels' share of HBM.
 
         Ids, gradients of the outputs, one gradient row per lookup, and the sums of the distinct rows, each moved once.
         """
         moved = local.lookups * INDEX_BYTES + local.lookup_bytes + local.outputs * gradient_bytes
-        return self._floored((moved + local.distinct_elements * gradient_bytes) / self.update_rate)
+        seconds = self._floored((moved + local.distinct_elements * gradient_bytes) / self._update_rate)
+        return self.work("sum_by_row", _row_counts(local, gradient_bytes), seconds)
 
-    def distinct(self, own: BatchOwnerDemand) -> FloatArray:
-        """Making the ids of the own batch distinct, with the way back, by sorting them."""
-        return self.stream(own.ids * self["dedup_bytes"])
+    def clear(self, nbytes: float) -> Work:
+        """Filling `nbytes` with zeros."""
+        return self.work("clear", {"bytes": nbytes}, self._stream(nbytes))
 
-    def from_distinct(self, own: BatchOwnerDemand) -> FloatArray:
-        """Pooling or expanding distinct vectors: a look-up in what came, by the way back, at look-ups' share of HBM."""
-        moved = own.ids * INDEX_BYTES + (own.gathered + own.outputs) * FULL_BYTES
-        return self._floored(moved / (self._hbm * self["lookup_efficiency"]))
+    def replica_update(self, gathered_bytes: FloatArray, replicas: Sequence[ReplicaDemand]) -> Work:
+        """Applying what all replicas gathered: read it, read and write the rows, write their sums."""
+        rows, row_bytes = np.zeros(self._cluster.size), np.zeros(self._cluster.size)
+        moved = np.zeros(self._cluster.size)
+        for gathered, replica in zip(gathered_bytes, replicas, strict=True):
+            moved += gathered + 3 * replica.union_elements * FULL_BYTES
+            rows += replica.union_rows
+            row_bytes += replica.union_elements * FULL_BYTES
+        counts = {"gathered_bytes": gathered_bytes.sum(axis=0), "rows": rows, "row_bytes": row_bytes}
+        return self.work("replica_update", counts, moved / self._update_rate)
 
-    def to_distinct(self, own: BatchOwnerDemand, elements: FloatArray) -> FloatArray:
-        """Summing a gradient for each id to `elements` [ranks] of distinct rows, counted as `update` counts."""
-        moved = own.ids * INDEX_BYTES + (own.gathered + elements) * FULL_BYTES
-        return self._floored(2 * moved / self.update_rate)
+    def pad(self, nbytes: FloatArray) -> Work:
+        """Copying `nbytes` [ranks] of weights to pad them."""
+        return self.work("pad", {"bytes": nbytes}, self._stream(2 * nbytes))
 
-    def gemms(self, dense: Dense, batch_size: int, *, backward: bool) -> FloatArray:
-        """The dense model on `batch_size` samples: per layer the larger of FLOPs over peak and bytes over HBM.
+    def fetch(self, local: LocalDemand) -> FloatArray:
+        """Seconds to bring in the rows that a lookup does not find in HBM, at the rate when all ranks pull at once.
 
-        Backward of a matrix product is two products of the same size.
+        Fetched on demand, before the lookup reads them: nothing hides it. 0 without tables in host memory.
         """
+        return _over(local.host_reads, self._cluster.host_to_device_bytes_per_s)
+
+    def write_back(self, local: LocalDemand) -> FloatArray:
+        """Seconds to write updated rows and state back to host memory, after reading what the update still lacks."""
+        read = _over(local.host_update_reads, self._cluster.host_to_device_bytes_per_s)
+        return read + _over(local.host_writes, self._cluster.device_to_host_bytes_per_s)
+
+    # -- vectors -----------------------------------------------------------------------------------------------
+
+    def join(self, nbytes: FloatArray) -> Work:
+        """Putting `nbytes` [ranks] of vectors that came side by side: read and written once."""
+        return self.work("join", {"bytes": nbytes}, self._stream(2 * nbytes))
+
+    def from_distinct(self, own: BatchOwnerDemand) -> Work:
+        """Pooling or expanding distinct vectors: a look-up in what came, by the way back, at look-ups' share of HBM."""
+        counts = _distinct_counts(own, own.outputs)
+        moved = own.ids * INDEX_BYTES + (counts["gathered_bytes"] + counts["vector_bytes"])
+        return self.work("from_distinct", counts, self._floored(moved / (self._hbm * self["lookup_efficiency"])))
+
+    def to_distinct(self, own: BatchOwnerDemand, elements: FloatArray) -> Work:
+        """Summing a gradient for each id to `elements` [ranks] of distinct rows, counted as `update` counts."""
+        counts = _distinct_counts(own, elements)
+        moved = own.ids * INDEX_BYTES + (counts["gathered_bytes"] + counts["vector_bytes"])
+        return self.work("to_distinct", counts, self._floored(2 * moved / self._update_rate))
+
+    def encode(self, elements: FloatArray, held: DataType, wire: DataType, row_dim: float) -> Work:
+        """Turning `elements` [ranks] of vectors of `row_dim` into what goes on the wire, from what they are held in."""
+        nbytes = elements * (codec_bytes(held, row_dim) + codec_bytes(wire, row_dim))
+        counts = {"bytes": nbytes, **_elements(elements, held), **_elements(elements, wire)}
+        return self.work("encode", counts, self._stream(nbytes))
+
+    def decode(self, elements: FloatArray, held: DataType, row_dim: float) -> Work:
+        """Turning `elements` [ranks] back into fp32."""
+        nbytes = elements * codec_bytes(held, row_dim)
+        return self.work("decode", {"bytes": nbytes, **_elements(elements, held)}, self._stream(nbytes))
+
+    # -- the dense model ---------------------------------------------------------------------------------------
+
+    def dense_forward(self, dense: Dense, batch_size: int, vector_bytes: FloatArray) -> Work:
+        """The dense forward on `batch_size` samples, no shorter than its kernels; `vector_bytes` [ranks] come in."""
+        floor = self.forward_launches(dense) * self["kernel_floor"]
+        seconds = np.maximum(self._gemms(dense, batch_size, products=1), floor)
+        return self.work("dense_forward", _dense_counts(dense, batch_size, vector_bytes, products=1), seconds)
+
+    def dense_backward(self, dense: Dense, batch_size: int, vector_bytes: FloatArray) -> Work:
+        """The dense backward: of a matrix product it is two products of the same size."""
+        floor = self.backward_launches(dense) * self["kernel_floor"]
+        seconds = np.maximum(self._gemms(dense, batch_size, products=2), floor)
+        return self.work("dense_backward", _dense_counts(dense, batch_size, vector_bytes, products=2), seconds)
+
+    def dense_optimizer(self, elements: float, replicated: float, accesses: float) -> Work:
+        """Stepping `elements` dense and `replicated` table parameters, `accesses` fp32 elements read and written."""
+        counts = {"elements": elements, "replicated_elements": replicated}
+        return self.work("dense_optimizer", counts, self._stream(accesses * FULL_BYTES))
+
+    def _gemms(self, dense: Dense, batch_size: int, *, products: int) -> FloatArray:
+        """The dense model on `batch_size` samples: per layer the larger of FLOPs over peak and bytes over HBM."""
         peak = self._flops(dense.data_type) * self["gemm_efficiency"]
         width = BYTES_PER_ELEMENT[dense.data_type]
-        products = 2 if backward else 1
         if dense.forward_flops_per_sample is not None or not dense.linears:
             flops = dense.flops_per_sample * batch_size
             moved = float(dense.num_parameters * width)
@@ -151,6 +229,15 @@ class CostModel:
             raise InputError(f"workload.dense.data_type = {data_type!r} has no FLOP/s figure for {', '.join(missing)}")
         return self._per_rank([gpu.flops[data_type] for gpu in self._cluster.gpus])
 
+    @property
+    def _update_rate(self) -> FloatArray:
+        """Bytes/s at which update kernels move rows, [ranks]."""
+        return self._hbm * self["update_efficiency"]
+
+    def _stream(self, nbytes: FloatArray | float) -> FloatArray:
+        """Seconds to read and write `nbytes` [ranks] of HBM in order."""
+        return self._floored(nbytes / (self._hbm * self["stream_efficiency"]))
+
     def _floored(self, seconds: FloatArray | float) -> FloatArray:
         """At least a kernel's shortest run where there is any work, [ranks]."""
         values = np.broadcast_to(np.asarray(seconds, dtype=np.float64), (self._cluster.size,))
@@ -160,3 +247,39 @@ class CostModel:
 def _over(nbytes: FloatArray, rate: FloatArray) -> FloatArray:
     """Seconds for `nbytes` at `rate` [ranks] bytes/s; 0 where there is no host link."""
     return np.divide(nbytes, rate, out=np.zeros(len(rate)), where=rate > 0)
+
+
+def _row_counts(local: LocalDemand, vector_bytes: float) -> dict[str, FloatArray | float]:
+    """Features of look-ups and updates; `vector_bytes` an element."""
+    return {
+        "tables": local.tables,
+        "lookups": local.lookups,
+        "row_bytes": local.lookup_bytes,
+        "vector_bytes": local.outputs * vector_bytes,
+        "distinct_rows": local.distinct_rows,
+        "distinct_elements": local.distinct_elements,
+    }
+
+
+def _distinct_counts(own: BatchOwnerDemand, written: FloatArray) -> dict[str, FloatArray]:
+    """Features of pooling from distinct vectors and of the way back, which writes `written` elements."""
+    return {"ids": own.ids, "gathered_bytes": own.gathered * FULL_BYTES, "vector_bytes": written * FULL_BYTES}
+
+
+def _elements(elements: FloatArray, data_type: DataType) -> dict[str, FloatArray]:
+    """The feature that counts elements of a type on the wire; fp32 is not coded."""
+    return {} if data_type == "fp32" else {f"{data_type}_elements": elements}
+
+
+def _dense_counts(
+    dense: Dense, batch_size: int, vector_bytes: FloatArray, *, products: int
+) -> dict[str, FloatArray | float]:
+    """Features of the dense model on `batch_size` samples, in `products` matrix products a layer."""
+    width = BYTES_PER_ELEMENT[dense.data_type]
+    return {
+        "layers": float(len(dense.linears)),
+        "flops": float(products * dense.flops_per_sample * batch_size),
+        "weight_bytes": float(dense.num_parameters * width),
+        "activation_bytes": float(width * batch_size * sum(sum(linear) for linear in dense.linears)),
+        "vector_bytes": vector_bytes,
+    }

@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from foreshard.simulator.job.program import Collective, Compute, Dep, Op, Stage, Stream
+from foreshard.simulator.job.work import Work
 from foreshard.simulator.step.costs import CostModel
 
 __all__ = ["OpList"]
@@ -23,10 +24,13 @@ class OpList:
     ops: list[Op] = field(default_factory=list)
 
     def compute(
-        self, name: str, stage: Stage, stream: Stream, seconds: FloatArray, launches: float,
-        *, deps: tuple[Dep, ...] = (), batch: int = 0,
+        self, name: str, stage: Stage, stream: Stream, works: tuple[Work, ...], launches: float,
+        *, deps: tuple[Dep, ...] = (), batch: int = 0, transfer_s: FloatArray | None = None,
     ) -> None:  # fmt: skip
-        """Add work of `seconds` [ranks] that the host issues as so many kernel launches."""
+        """Add works that the host issues as so many kernel launches, and `transfer_s` [ranks] on the host link."""
+        seconds = sum((work.seconds for work in works[1:]), start=works[0].seconds)
+        if transfer_s is not None:
+            seconds = seconds + transfer_s
         count = round(launches)
         self.ops.append(
             Op(
@@ -34,7 +38,7 @@ class OpList:
                 label=_label(name),
                 stage=stage,
                 stream=stream,
-                work=Compute(seconds=seconds),
+                work=Compute(seconds=seconds, works=works),
                 deps=deps,
                 batch=batch,
                 launches=count,
@@ -56,7 +60,7 @@ class OpList:
                 work=work,
                 deps=deps,
                 batch=batch,
-                host_s=self.costs["host_per_collective"],
+                host_s=self.costs.issue(),
                 host_waits=waits,
             )
         )

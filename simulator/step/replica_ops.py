@@ -56,17 +56,17 @@ class ReplicaOps(OpList):
             yield (f".{number}" if len(rounds) > 1 else ""), replica
 
     def _exchange_gradients(self, updated: tuple[Dep, ...]) -> None:
-        moved, gathered = np.zeros(self.layout.world_size), []
+        gathered_bytes, gathered = [], []
         for suffix, replica in self._rounds():
             own = replica.touched_rows * INDEX_BYTES + replica.touched_elements * FULL_BYTES
             sizes = tuple(float(own[group].sum()) for group in replica.groups.members)
             name = f"replica_sync.rows{suffix}"
             self._over_replicas(name, "all_gather", sizes, replica.groups, updated)
             gathered.append(Dep(name))
-            # Read what came; read and write the rows, write their sums.
-            moved += np.array(sizes)[replica.groups.group_of] + 3 * replica.union_elements * FULL_BYTES
+            gathered_bytes.append(np.array(sizes)[replica.groups.group_of])
+        work = self.costs.replica_update(np.array(gathered_bytes), self.demand.replica_rounds)
         self.compute(
-            "embedding_optimizer.replicas", "optimizer_update", "compute", moved / self.costs.update_rate,
+            "embedding_optimizer.replicas", "optimizer_update", "compute", (work,),
             self.costs["embedding_backward_launches"], deps=tuple(gathered),
         )  # fmt: skip
 
@@ -91,9 +91,9 @@ class ReplicaOps(OpList):
         padded = np.where(family.weight_elements % self.layout.replicas, family.weight_bytes, 0.0)
         after = f"lookup.{name}"
         if padded.any():
-            seconds = self.costs.stream(2 * padded)
+            work = self.costs.pad(padded)
             self.compute(
-                f"replica_sync.pad.{name}", "dense_gradient_sync", "replica_comm", seconds, 1, deps=(Dep(after),)
+                f"replica_sync.pad.{name}", "dense_gradient_sync", "replica_comm", (work,), 1, deps=(Dep(after),)
             )
             after = f"replica_sync.pad.{name}"
         sizes = _of_first_member(family.weight_bytes, replica)

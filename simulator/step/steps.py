@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from foreshard.simulator.job.codecs import FULL_BYTES, carried, codec_bytes, wire_bytes
+from foreshard.simulator.job.codecs import FULL_BYTES, carried, wire_bytes
 from foreshard.simulator.job.demand import Demand, FamilyDemand, vector_width
 from foreshard.simulator.job.handed import given, received
 from foreshard.simulator.job.layout import Groups, ResolvedLayout, Sync
@@ -21,6 +21,7 @@ from foreshard.simulator.job.program import Collective, Dep, Op, Stage, StepProg
 from foreshard.simulator.job.scenario import Optimizer, Scenario
 from foreshard.simulator.job.sharding import ShardedTable
 from foreshard.simulator.job.traffic import PairBytes
+from foreshard.simulator.job.work import Work
 from foreshard.simulator.job.workload import DataType
 from foreshard.simulator.step.costs import INDEX_BYTES, LENGTH_BYTES, CostModel
 from foreshard.simulator.step.replica_ops import ReplicaOps, family_name
@@ -97,9 +98,9 @@ class _Builder(ReplicaOps):
         dense_inputs = self.scenario.workload.dense.input_features
         nbytes = self.demand.batch_ids * INDEX_BYTES + self.demand.batch_lengths * LENGTH_BYTES
         nbytes = nbytes + self.scenario.workload.batch_size * dense_inputs * FULL_BYTES
-        seconds = self.costs.copy_in(nbytes)
+        work = self.costs.copy_in(nbytes)
         self.compute(
-            "copy_batch_to_device", "batch_input", "copy", seconds, self.costs["copy_batch_launches"], batch=ahead
+            "copy_batch_to_device", "batch_input", "copy", (work,), self.costs["copy_batch_launches"], batch=ahead
         )
 
     def splits(self, families: tuple[FamilyDemand, ...] | list[FamilyDemand], *, suffix: str, batch: int) -> None:
@@ -111,12 +112,12 @@ class _Builder(ReplicaOps):
             if family.own is not None:
                 self.compute(
                     f"input_dist.dedup.{family_name(family)}", "lookup_routing", self.routing_stream,
-                    self.costs.distinct(family.own), self.costs["dedup_launches"], deps=copied, batch=batch,
+                    (self.costs.dedup(family.own),), self.costs["dedup_launches"], deps=copied, batch=batch,
                 )  # fmt: skip
-            nbytes = 2 * INDEX_BYTES * given(family.ids)
+            work = self.costs.permute(given(family.ids), given(family.lengths))
             self.compute(
                 f"input_dist.permute.{family_name(family)}", "lookup_routing", self.routing_stream,
-                self.costs.stream(nbytes), self.costs["input_dist_launches"], deps=copied, batch=batch,
+                (work,), self.costs["input_dist_launches"], deps=copied, batch=batch,
             )  # fmt: skip
         size = float(_SPLIT_TENSORS * INDEX_BYTES * len(families))
         groups = self.layout.sharding
@@ -137,9 +138,9 @@ class _Builder(ReplicaOps):
         self.collective(
             f"input_dist.values.{name}", "lookup_routing", "comm", family.ids.scaled(INDEX_BYTES), batch=batch
         )
-        nbytes = 2 * INDEX_BYTES * received(family.ids)
+        work = self.costs.recat(received(family.ids), received(family.lengths))
         self.compute(
-            f"input_dist.recat.{name}", "lookup_routing", self.routing_stream, self.costs.stream(nbytes),
+            f"input_dist.recat.{name}", "lookup_routing", self.routing_stream, (work,),
             self.costs["recat_launches"], deps=(Dep(f"input_dist.values.{name}"),), batch=batch,
         )  # fmt: skip
 
@@ -151,16 +152,20 @@ class _Builder(ReplicaOps):
         joined = [op for family in self.demand.families for op in self.vectors(family, routed_steps_back, synced)]
         copied = Dep("copy_batch_to_device", 2 if routed_steps_back else 1)
         if self.demand.data_parallel.lookups.any():
-            seconds = self.costs.lookup(self.demand.data_parallel, FULL_BYTES)
+            work = self.costs.lookup(self.demand.data_parallel, FULL_BYTES)
             launches = self.costs["lookup_launches"]
-            self.compute("lookup.data_parallel", "vector_return", "compute", seconds, launches, deps=(copied,))
-        dense = self.scenario.workload.dense
-        launches = self.costs.forward_launches(dense)
-        seconds = np.maximum(
-            self.costs.gemms(dense, self.scenario.workload.batch_size, backward=False),
-            launches * self.costs["kernel_floor"],
-        )
-        self.compute("forward", "local_compute", "compute", seconds, launches, deps=(*map(Dep, joined), copied))
+            self.compute("lookup.data_parallel", "vector_return", "compute", (work,), launches, deps=(copied,))
+        workload, vectors = self.scenario.workload, self.pooled_bytes()
+        work = self.costs.dense_forward(workload.dense, workload.batch_size, vectors)
+        launches = self.costs.forward_launches(workload.dense)
+        self.compute("forward", "local_compute", "compute", (work,), launches, deps=(*map(Dep, joined), copied))
+
+    def pooled_bytes(self) -> FloatArray:
+        """Bytes of the vectors of the rank's own batch, of all families and of replicated tables, [ranks]."""
+        elements = self.demand.data_parallel.outputs + np.zeros(self.layout.world_size)
+        for family in self.demand.families:
+            elements = elements + (received(family.output[-1]) if family.own is None else family.own.outputs)
+        return elements * FULL_BYTES
 
     def vectors(self, family: FamilyDemand, routed_steps_back: int, synced: tuple[Dep, ...]) -> tuple[str, ...]:
         """Look up one family's rows on their owners and return the vectors; the operations the forward waits for."""
@@ -168,20 +173,20 @@ class _Builder(ReplicaOps):
         routed = Dep(f"input_dist.recat.{name}", routed_steps_back)
         self.compute(
             f"lookup.{name}", "vector_return", "compute",
-            self.costs.lookup(family.local, FULL_BYTES) + self.costs.fetch(family.local),
-            self.costs["lookup_launches"], deps=(routed, *synced),
+            (self.costs.lookup(family.local, FULL_BYTES),), self.costs["lookup_launches"], deps=(routed, *synced),
+            transfer_s=self.costs.fetch(family.local),
         )  # fmt: skip
         released = self.release_weights(family)
         last = self.exchange(family.output, "output_dist", name, "vector_return", precision, dim, f"lookup.{name}")
-        moved = received(family.output[-1]) * 2 * FULL_BYTES
+        work = self.costs.join(received(family.output[-1]) * FULL_BYTES)
         self.compute(
-            f"output_dist.join.{name}", "vector_return", "compute", self.costs.stream(moved),
+            f"output_dist.join.{name}", "vector_return", "compute", (work,),
             self.costs["output_launches"], deps=(Dep(last),),
         )  # fmt: skip
         if family.own is None:
             return (f"output_dist.join.{name}", *released)
         self.compute(
-            f"output_dist.pool.{name}", "vector_return", "compute", self.costs.from_distinct(family.own),
+            f"output_dist.pool.{name}", "vector_return", "compute", (self.costs.from_distinct(family.own),),
             self.costs["output_launches"], deps=(Dep(f"output_dist.join.{name}"),),
         )  # fmt: skip
         return (f"output_dist.pool.{name}", *released)
@@ -205,20 +210,19 @@ class _Builder(ReplicaOps):
             suffix = name if len(hops) == 1 else f"{name}.{index + 1}"
             wire = carried(hop.kind, precision)
             if wire != held:
-                moved = codec_bytes(held, dim) + codec_bytes(wire, dim)
-                after = self.codec(f"{label}.encode.{suffix}", stage, given(hop) * moved, after)
+                work = self.costs.encode(given(hop), held, wire, dim)
+                after = self.codec(f"{label}.encode.{suffix}", stage, work, after)
                 held = wire
             self.collective(
                 f"{label}.{suffix}", stage, "comm", hop.scaled(wire_bytes(wire, dim)), deps=(Dep(after),), label=label
             )
             after = f"{label}.{suffix}"
         if held != "fp32":
-            after = self.codec(f"{label}.decode.{name}", stage, received(hops[-1]) * codec_bytes(held, dim), after)
+            after = self.codec(f"{label}.decode.{name}", stage, self.costs.decode(received(hops[-1]), held, dim), after)
         return after
 
-    def codec(self, name: str, stage: Stage, nbytes: FloatArray, after: str) -> str:
-        launches = self.costs["codec_launches"]
-        self.compute(name, stage, "compute", self.costs.stream(nbytes), launches, deps=(Dep(after),))
+    def codec(self, name: str, stage: Stage, work: Work, after: str) -> str:
+        self.compute(name, stage, "compute", (work,), self.costs["codec_launches"], deps=(Dep(after),))
         return name
 
     def row_dim(self, family: FamilyDemand) -> float:
@@ -230,21 +234,20 @@ class _Builder(ReplicaOps):
         """Dense backward, gradients back to the owners, updates, dense and replica synchronisation."""
         workload = self.scenario.workload
         launches = self.costs.backward_launches(workload.dense)
-        seconds = np.maximum(
-            self.costs.gemms(workload.dense, workload.batch_size, backward=True), launches * self.costs["kernel_floor"]
-        )
-        self.compute("backward", "local_compute", "compute", seconds, launches)
+        work = self.costs.dense_backward(workload.dense, workload.batch_size, self.pooled_bytes())
+        self.compute("backward", "local_compute", "compute", (work,), launches)
         self.replicated_gradients()
         returned = [self.gradients(family) for family in reversed(self.demand.families)]
         self.dense_all_reduce()
         for family, after in zip(reversed(self.demand.families), returned, strict=True):
-            if self.sync == "gradients":  # the rows are written once, when all replicas' gradients are there
-                seconds = self.costs.sum_by_row(family.local, FULL_BYTES)
-            else:
-                seconds = self.costs.update(family.local, FULL_BYTES) + self.costs.write_back(family.local)
+            # Where replicas exchange gradients, rows are written once, when those of all replicas are there.
+            summed = self.sync == "gradients"
+            of_rows = self.costs.sum_by_row if summed else self.costs.update
             self.compute(
-                f"embedding_backward.{family_name(family)}", "sparse_gradient_return", "compute", seconds,
-                self.costs["embedding_backward_launches"], deps=(Dep(self.gather_weights(family, after)),),
+                f"embedding_backward.{family_name(family)}", "sparse_gradient_return", "compute",
+                (of_rows(family.local, FULL_BYTES),), self.costs["embedding_backward_launches"],
+                deps=(Dep(self.gather_weights(family, after)),),
+                transfer_s=None if summed else self.costs.write_back(family.local),
             )  # fmt: skip
         self.replica_sync()
         self.dense_optimizer()
@@ -255,9 +258,9 @@ class _Builder(ReplicaOps):
         name, precision, after = family_name(family), self.scenario.comms.backward, "backward"
         if family.own is not None:
             after = f"output_dist_backward.unpool.{name}"
-            seconds = self.costs.to_distinct(family.own, given(hops[0]))
+            work = self.costs.to_distinct(family.own, given(hops[0]))
             launches = self.costs["embedding_backward_launches"]
-            self.compute(after, "sparse_gradient_return", "compute", seconds, launches, deps=(Dep("backward"),))
+            self.compute(after, "sparse_gradient_return", "compute", (work,), launches, deps=(Dep("backward"),))
         return self.exchange(
             hops, "output_dist_backward", name, "sparse_gradient_return", precision, self.row_dim(family), after
         )
@@ -268,9 +271,9 @@ class _Builder(ReplicaOps):
         if not local.lookups.any():
             return
         cleared = float(self.demand.data_parallel_elements * FULL_BYTES)
-        seconds = self.costs.stream(cleared) + self.costs.sum_by_row(local, FULL_BYTES)
+        works = (self.costs.clear(cleared), self.costs.sum_by_row(local, FULL_BYTES))
         self.compute(
-            "embedding_backward.data_parallel", "sparse_gradient_return", "compute", seconds,
+            "embedding_backward.data_parallel", "sparse_gradient_return", "compute", works,
             self.costs["embedding_backward_launches"],
         )  # fmt: skip
 
@@ -287,13 +290,14 @@ class _Builder(ReplicaOps):
         self.collective("dense_all_reduce", "dense_gradient_sync", stream, work, deps=(Dep(after),))
 
     def dense_optimizer(self) -> None:
-        accesses = float(self.scenario.workload.dense.num_parameters * _ACCESSES["adam"])
-        accesses += self.demand.data_parallel_elements * _ACCESSES[self.scenario.execution.optimizer]
+        elements, replicated = self.scenario.workload.dense.num_parameters, self.demand.data_parallel_elements
+        accesses = float(elements * _ACCESSES["adam"])
+        accesses += replicated * _ACCESSES[self.scenario.execution.optimizer]
         if not accesses:
             return
-        seconds = self.costs.stream(accesses * FULL_BYTES)
+        work = self.costs.dense_optimizer(elements, replicated, accesses)
         self.compute(
-            "dense_optimizer", "optimizer_update", "compute", seconds, self.costs["optimizer_launches"],
+            "dense_optimizer", "optimizer_update", "compute", (work,), self.costs["optimizer_launches"],
             deps=(Dep("dense_all_reduce"),),
         )  # fmt: skip
 
