@@ -44,7 +44,7 @@ def _read_kind(fields: Fields, gpus: Mapping[str, Gpu]) -> NodeSpec:
         links=tuple(read_link(link) for link in fields.tables("links")),
         host_memory_bytes=fields.quantity("host_memory", BYTES),
         nics=None if rows is None else tuple(_nic_row(fields, index, row) for index, row in enumerate(rows)),
-        nvlink_relay=fields.flag("nvlink_relay", False),
+        nvlink_relay=fields.flag("nvlink_relay", True),
         source=fields.text("source", ""),
     )
     fields.finish()

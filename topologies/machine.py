@@ -25,7 +25,7 @@ __all__ = [
 
 Architecture = Literal["volta", "turing", "ampere", "ada", "hopper", "blackwell", "cpu"]
 Backend = Literal["nccl", "gloo"]
-LinkKind = Literal["nvlink", "c2c", "pcie", "smp", "dram", "network", "uplink"]
+LinkKind = Literal["nvlink", "c2c", "pcie", "smp", "dram", "loopback", "network", "uplink"]
 FabricKind = Literal["single_switch", "leaf_spine", "rail"]
 Routing = Literal["even", "by_destination"]
 
@@ -46,7 +46,10 @@ class Sourced:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Gpu:
-    """One GPU model: usable memory in bytes, memory bandwidth in B/s, L2 in bytes, dense FLOP/s per data type."""
+    """One GPU model: usable memory in bytes, memory bandwidth in B/s, L2 in bytes, dense FLOP/s per data type.
+
+    A rank that is a process on a CPU (architecture "cpu") is described by the same figures: its share of the host's.
+    """
 
     name: str
     architecture: Architecture
@@ -76,8 +79,9 @@ class NodeSpec:
 
     Devices are named by the links' endpoints: gpu0.., nvswitch, pcie0.., cpu0.., mem0.. (host memory), nic0..;
     LEAF and SWITCH stand for the switches outside. `nics` gives, per GPU, the NICs that carry its traffic; None
-    lets every GPU use the nearest ones, shared evenly among the GPUs that are as near. With `nvlink_relay` GPUs pass
-    on traffic of GPUs that have no direct NVLink; without it such pairs go over PCIe and the CPUs.
+    lets every GPU use the nearest ones, shared evenly among the GPUs that are as near. With `nvlink_relay` one
+    GPU passes on traffic of two others that have no direct NVLink, as NCCL does since 2.11 (NCCL_NVB_DISABLE=0);
+    without it such pairs go over PCIe and the CPUs.
     """
 
     name: str
@@ -85,7 +89,7 @@ class NodeSpec:
     links: tuple[Link, ...]
     host_memory_bytes: float
     nics: tuple[tuple[str, ...], ...] | None = None
-    nvlink_relay: bool = False
+    nvlink_relay: bool = True
     source: str = ""
 
     @property

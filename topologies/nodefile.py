@@ -11,7 +11,7 @@ from foreshard.topologies.machine import LEAF, SWITCH, Architecture, Gpu, Link, 
 from foreshard.topologies.shipped import parts
 from foreshard.topologies.units import BYTES, BYTES_PER_S, FLOPS, SECONDS
 
-__all__ = ["Cable", "read_cable", "read_gpu", "read_link", "read_node"]
+__all__ = ["Cable", "read_cable", "read_gpu", "read_link", "read_node", "read_part"]
 
 
 def read_gpu(fields: Fields) -> Gpu:
@@ -31,8 +31,11 @@ def read_gpu(fields: Fields) -> Gpu:
     return gpu
 
 
-def _part(fields: Fields, key: str, kind: str) -> Fields | None:
-    """The table of a part: given in place, or the name of one in the catalogue; None if it is absent."""
+def read_part(fields: Fields, key: str, kind: str) -> Fields | None:
+    """Return the table of a part: given in place, or the name of one in the catalogue; None if it is absent.
+
+    `kind` is that of the catalogue: "gpu", "cpu" or "link".
+    """
     value = fields.raw(key)
     if not isinstance(value, str):
         return fields.table(key)
@@ -40,7 +43,7 @@ def _part(fields: Fields, key: str, kind: str) -> Fields | None:
     if value not in catalogue:
         fields.note(key, f"there is no {kind} {value!r} in the catalogue; {near(value, catalogue)}")
         return None
-    named: dict[str, Any] = {"name": value} if kind == "gpu" else {}
+    named: dict[str, Any] = {"name": value} if kind in ("gpu", "cpu") else {}
     return Fields({**named, **catalogue[value]}, f"{fields.path}.{key}".lstrip("."), fields.problems)
 
 
@@ -99,12 +102,12 @@ def _without(fields: Fields, *keys: str) -> Fields:
 
 def read_node(fields: Fields, parent: Fields) -> NodeSpec:
     """Return a kind of node from its short form; `parent` holds the `gpu` table or name beside it."""
-    gpu_fields = _part(parent, "gpu", "gpu")
+    gpu_fields = read_part(parent, "gpu", "gpu")
     gpu = read_gpu(gpu_fields) if gpu_fields else None
     name = fields.text("name", "node")
     gpus, nics = fields.integer("gpus", maximum=64), fields.integer("nics", 0, minimum=0, maximum=64)
     memory = fields.quantity("host_memory", BYTES)
-    relay = fields.flag("nvlink_relay", False)
+    relay = fields.flag("nvlink_relay", True)
     links = [*_nvlinks(fields, gpus), *_host_links(fields, gpus, nics)]
     chosen = _chosen_nics(fields, gpus, nics)
     source = fields.source("gpus", "nics", "cpus", "pcie_switches", "host_memory")
@@ -140,7 +143,7 @@ def _nvlinks(fields: Fields, gpus: int) -> Iterator[Link]:
         if fields.has("nvlink"):
             fields.note("nvlink_topology", "is missing: give switch, domain or mesh beside nvlink")
         return
-    cable = read_cable(_part(fields, "nvlink", "link"), "nvlink")
+    cable = read_cable(read_part(fields, "nvlink", "link"), "nvlink")
     if shape == "mesh":
         for a, b, lanes in _mesh_pairs(fields, gpus):
             yield from cable.both(f"gpu{a}", f"gpu{b}", lanes)
@@ -172,7 +175,7 @@ def _host_links(fields: Fields, gpus: int, nics: int) -> Iterator[Link]:
     cpus = fields.integer("cpus", 1, maximum=16)
     switches = fields.integer("pcie_switches", 0, minimum=0, maximum=64)
     nics_at = fields.choice("nics_at", ("switch", "cpu"), "switch")
-    slot = read_cable(_part(fields, "pcie", "link"), "pcie")
+    slot = read_cable(read_part(fields, "pcie", "link"), "pcie")
     uplink = _own_or(fields, "pcie_uplink", slot)
     sockets = [f"cpu{c}" for c in range(cpus)]
     holders = [f"pcie{i}" for i in range(switches)] or sockets
@@ -185,14 +188,14 @@ def _host_links(fields: Fields, gpus: int, nics: int) -> Iterator[Link]:
 
 
 def _own_or(fields: Fields, key: str, usual: Cable) -> Cable:
-    return read_cable(_part(fields, key, "link"), "pcie") if fields.has(key) else usual
+    return read_cable(read_part(fields, key, "link"), "pcie") if fields.has(key) else usual
 
 
 def _socket_links(fields: Fields, sockets: list[str]) -> Iterator[Link]:
-    memory = read_cable(_part(fields, "memory", "link"), "dram")
+    memory = read_cable(read_part(fields, "memory", "link"), "dram")
     # A file laid over a preset may leave a part without use, such as smp with one CPU; that is no mistake.
     needed = len(sockets) > 1 or fields.has("smp")
-    smp = read_cable(_part(fields, "smp", "link"), "smp") if needed else _NO_CABLE
+    smp = read_cable(read_part(fields, "smp", "link"), "smp") if needed else _NO_CABLE
     for index, cpu in enumerate(sockets):
         yield from memory.both(cpu, f"mem{index}")
         for other in sockets[index + 1 :]:
@@ -201,7 +204,7 @@ def _socket_links(fields: Fields, sockets: list[str]) -> Iterator[Link]:
 
 def _nic_links(fields: Fields, nics: int, holders: list[str], slot: Cable) -> Iterator[Link]:
     needed = nics > 0 or fields.has("nic")
-    port = read_cable(_part(fields, "nic", "link"), "network") if needed else _NO_CABLE
+    port = read_cable(read_part(fields, "nic", "link"), "network") if needed else _NO_CABLE
     for n in range(nics):
         yield from slot.both(f"nic{n}", holders[n * len(holders) // nics])
         yield from port.both(f"nic{n}", LEAF)

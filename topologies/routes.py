@@ -23,8 +23,18 @@ IntArray = NDArray[np.int64]
 
 # Cost of a hop: an NVLink is preferred to any PCIe path, a PCIe path to one through a CPU, that to one between
 # sockets: the order of NCCL's path types NVL < PIX < PXB < PHB < SYS.
-_HOP_COST = {"nvlink": 1.0, "c2c": 100.0, "pcie": 100.0, "dram": 100.0, "smp": 10_000.0, "network": 100.0}
+_HOP_COST = {
+    "nvlink": 1.0,
+    "c2c": 100.0,
+    "pcie": 100.0,
+    "dram": 100.0,
+    "loopback": 100.0,
+    "smp": 10_000.0,
+    "network": 100.0,
+}
 _CPU_COST = 1_000.0
+# Of equally many NVLink hops the wider ones, as in NCCL: this for a hop over the node's narrowest NVLink.
+_NARROW_COST = 0.01
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -62,11 +72,13 @@ class _Finder:
     def __init__(self, spec: NodeSpec) -> None:
         self.graph = nx.DiGraph()
         self.number: dict[tuple[str, str], int] = {}
+        narrowest = min((k.bandwidth for k in spec.links if k.kind == "nvlink" and k.bandwidth > 0), default=0.0)
         for index, link in enumerate(spec.links):
             if link.bandwidth > 0:
                 self.number[link.src, link.dst] = index
-                cpu = _CPU_COST if link.dst.startswith("cpu") else 0.0
-                self.graph.add_edge(link.src, link.dst, cost=_HOP_COST[link.kind] + cpu, kind=link.kind)
+                cost = _HOP_COST[link.kind] + (_CPU_COST if link.dst.startswith("cpu") else 0.0)
+                cost += _NARROW_COST * narrowest / link.bandwidth if link.kind == "nvlink" else 0.0
+                self.graph.add_edge(link.src, link.dst, cost=cost, kind=link.kind)
         self.relay = spec.nvlink_relay
         self._cache: dict[str, tuple[dict[str, float], dict[str, list[str]]]] = {}
 
@@ -83,10 +95,15 @@ class _Finder:
         def cost(a: str, b: str, edge: dict[str, Any]) -> float | None:
             ends_here = a.startswith(("gpu", "nic", "mem", LEAF)) and a != src
             leaves = a.startswith("nic") and b == LEAF
-            relayed = self.relay and a.startswith("gpu") and edge["kind"] == "nvlink"
+            relayed = self._relays(src, a) and edge["kind"] == "nvlink"
             return None if ends_here and not leaves and not relayed else float(edge["cost"])
 
         return cost
+
+    def _relays(self, src: str, gpu: str) -> bool:
+        """Whether a GPU passes on what `src` sends it: over one GPU and NVLinks only, as NCCL's PATH_NVB."""
+        direct = self.graph.edges.get((src, gpu), {})
+        return self.relay and gpu.startswith("gpu") and direct.get("kind") == "nvlink"
 
     def distance(self, src: str, dst: str) -> float:
         """Cost of the cheapest route, infinite where there is none."""

@@ -99,9 +99,14 @@ def test_an_nvlink_domain_may_span_nodes() -> None:
     assert "leaf0->node18/nic0" in names(cluster, 0, 72)
 
 
+def dgx1(relay: bool) -> Cluster:
+    text = f'schema = 1\nname = "t"\npreset = "dgx1-v100"\n[node]\nnvlink_relay = {str(relay).lower()}\n'
+    return Cluster(parse_cluster(text, where="t"))
+
+
 def test_a_mesh_without_a_link_goes_over_the_cpus() -> None:
-    """DGX-1: GPU 0 and 4 have a direct NVLink, GPU 0 and 5 do not and go over PCIe and both CPUs."""
-    cluster = load_preset("dgx1-v100")
+    """DGX-1: GPU 0 and 4 have a direct NVLink, GPU 0 and 5 do not and go over PCIe and both CPUs without a relay."""
+    cluster = dgx1(relay=False)
     assert names(cluster, 0, 4) == ["node0/gpu0->node0/gpu4"]
     assert names(cluster, 0, 5) == [
         "node0/gpu0->node0/pcie0",
@@ -112,11 +117,22 @@ def test_a_mesh_without_a_link_goes_over_the_cpus() -> None:
     ]
 
 
-def test_a_mesh_may_relay_over_a_third_gpu() -> None:
-    """With nvlink_relay the same pair takes two NVLinks, as newer NCCL does."""
-    text = 'schema = 1\nname = "t"\npreset = "dgx1-v100"\n[node]\nnvlink_relay = true\n'
+def test_a_third_gpu_relays_in_a_mesh_and_the_wider_links_are_preferred() -> None:
+    """NCCL since 2.11: GPU 0 reaches 7 over 4 (two double links), not over 3 (a double and a single one)."""
+    for cluster in (load_preset("dgx1-v100"), dgx1(relay=True)):
+        assert [str(cluster.link_kind[link]) for link in cluster.path(0, 5)] == ["nvlink", "nvlink"]
+        assert names(cluster, 0, 7) == ["node0/gpu0->node0/gpu4", "node0/gpu4->node0/gpu7"]
+
+
+def test_only_one_gpu_relays() -> None:
+    """Of a chain of four GPUs the ends are three NVLinks apart: NCCL goes over PCIe instead."""
+    text = (
+        'schema = 1\nname = "t"\npreset = "dgx1-v100"\n'
+        "[node]\ngpus = 4\nnvlink_pairs = [[0, 1, 1], [1, 2, 1], [2, 3, 1]]\n"
+    )
     cluster = Cluster(parse_cluster(text, where="t"))
-    assert [str(cluster.link_kind[link]) for link in cluster.path(0, 5)] == ["nvlink", "nvlink"]
+    assert [str(cluster.link_kind[link]) for link in cluster.path(0, 2)] == ["nvlink", "nvlink"]
+    assert "nvlink" not in [str(cluster.link_kind[link]) for link in cluster.path(0, 3)]
 
 
 def test_host_copies_share_the_uplink_of_a_pcie_switch() -> None:
