@@ -12,6 +12,7 @@ __all__ = [
     "InputError",
     "MissingDependencyError",
     "NoRouteError",
+    "UnavailableError",
     "UnitError",
 ]
 
@@ -55,6 +56,10 @@ class NoRouteError(InputError):
 
 class MissingDependencyError(ForeshardError, ImportError):
     """An optional package is needed for what was asked; the message names the extra to install."""
+
+
+class UnavailableError(ForeshardError, RuntimeError):
+    """What was asked for cannot be done on this machine; the message says what is missing and how to get it."""
 
 
 class DeadlockError(ForeshardError, RuntimeError):
