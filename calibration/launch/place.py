@@ -75,9 +75,13 @@ class Place:
         """A sentence for each pair of numbers that cannot be together."""
         found = []
         if not 0 <= self.rank < self.world_size:
-            found.append(f"RANK = {self.rank} with WORLD_SIZE = {self.world_size}: ranks count from 0 to the size less 1")
+            found.append(
+                f"RANK = {self.rank} with WORLD_SIZE = {self.world_size}: ranks count from 0 to the size less 1"
+            )
         if not 0 <= self.local_rank < self.local_world_size:
-            found.append(f"LOCAL_RANK = {self.local_rank} with LOCAL_WORLD_SIZE = {self.local_world_size}: out of range")
+            found.append(
+                f"LOCAL_RANK = {self.local_rank} with LOCAL_WORLD_SIZE = {self.local_world_size}: out of range"
+            )
         elif self.world_size % self.local_world_size:
             found.append(
                 f"LOCAL_WORLD_SIZE = {self.local_world_size} does not divide WORLD_SIZE = {self.world_size}: start as "

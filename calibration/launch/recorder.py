@@ -65,16 +65,16 @@ class _Step:
 class Pending:
     """A collective on its way; `wait` returns when it is finished (on a GPU: makes the current stream wait)."""
 
-    __slots__ = ("_index", "_name", "_progress", "_work")
+    __slots__ = ("_name", "_progress", "_work")
 
-    def __init__(self, work: Waitable, progress: Progress, index: int, name: str) -> None:
-        self._work, self._progress, self._index, self._name = work, progress, index, name
+    def __init__(self, work: Waitable, progress: Progress, name: str) -> None:
+        self._work, self._progress, self._name = work, progress, name
 
     def wait(self) -> None:
         """Wait for the collective. Raises what torch.distributed raises where it failed."""
-        self._progress.waits(self._index, self._name)
+        self._progress.waits(self._name)
         self._work.wait()
-        self._progress.passed(self._index, self._name)
+        self._progress.passed(self._name)
 
 
 class Recorder:
@@ -101,13 +101,13 @@ class Recorder:
     def compute(self, index: int) -> Iterator[None]:
         """Record a Compute op around its work; enter it when everything the operation waits for is there."""
         step, name = self._steps[-1] if self._steps else None, self.program.ops[index].name
-        self._progress.op(index, name)
+        self._progress.compute(index, name)
         begun, start = time.perf_counter(), self._timer.mark()
         yield
         if step is not None:  # before the first step the pipeline fills
             step.start[index], step.end[index] = start, self._timer.mark()
             step.host_s[index] = time.perf_counter() - begun
-        self._progress.passed(index, name)
+        self._progress.passed(name)
 
     def collective(
         self, index: int, issue: Callable[[], dist.Work], *, sent_bytes: float | None = None,
@@ -119,7 +119,7 @@ class Recorder:
         Wait for the returned Pending, not for the Work: of gloo's reduce_scatter another thread waits already.
         """
         op = self.program.ops[index]
-        self._progress.op(index, op.name)
+        self._progress.issues(index, op.name)
         step = self._steps[-1] if self._steps else _Step(len(self.program.ops))
         begun = time.perf_counter()
         work = issue()
@@ -128,8 +128,8 @@ class Recorder:
         waitable = self._timer.on_end(work, op.stream, lambda mark: step.end.__setitem__(index, mark))
         step.sent[index] = float("nan") if sent_bytes is None else sent_bytes
         step.received[index] = float("nan") if received_bytes is None else received_bytes
-        self._progress.passed(index, op.name)
-        return Pending(waitable, self._progress, index, op.name)
+        self._progress.passed(op.name)
+        return Pending(waitable, self._progress, op.name)
 
     def times(self) -> RankTimes:
         """All steps in order, read once every collective has ended; call it when the last step is done."""

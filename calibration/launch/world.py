@@ -31,7 +31,9 @@ class World:
     all ranks for clocks and results, apart from what is measured.
     """
 
-    def __init__(self, place: Place, store: dist.Store, *, timeout_s: float, backend: BackendName | None = None) -> None:
+    def __init__(
+        self, place: Place, store: dist.Store, *, timeout_s: float, backend: BackendName | None = None
+    ) -> None:
         import torch
         import torch.distributed as dist
 
@@ -123,9 +125,7 @@ def _register_serial_gloo() -> None:
         dist.Backend.register_backend(_SERIAL, _serial_gloo, devices=["cpu"])
 
 
-def _serial_gloo(
-    store: dist.Store, rank: int, size: int, timeout: timedelta
-) -> dist.ProcessGroupGloo:
+def _serial_gloo(store: dist.Store, rank: int, size: int, timeout: timedelta) -> dist.ProcessGroupGloo:
     import torch.distributed as dist
 
     options = dist.ProcessGroupGloo._Options()

@@ -1,0 +1,241 @@
+"""A thread on every rank that ends the run, in seconds and with one sentence, when any rank dies, hangs or fails.
+
+Every rank publishes where it is and looks for a verdict; the first verdict anyone publishes holds for all. A rank that
+raises publishes its own. Ranks on one machine see each other's processes end. A rank whose loop does not get on asks
+where the others are: those furthest behind are what the rest waits for. Python's main thread may be stuck in a
+collective, so that signals reach this thread through a file descriptor, and the process ends from here.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import socket
+import sys
+import threading
+import time
+import traceback
+from contextlib import suppress
+from types import FrameType
+from typing import Any, NoReturn
+
+from foreshard.calibration.launch import verdict as verdicts
+from foreshard.calibration.launch.board import Board, Sign, StoreGoneError
+from foreshard.calibration.launch.peers import Peer, Process
+from foreshard.calibration.launch.place import Place
+from foreshard.calibration.launch.progress import Position, Progress
+from foreshard.calibration.launch.verdict import Verdict
+
+__all__ = ["Watchdog"]
+
+_INTERVAL_S = 0.2  # between two looks: three requests to the store a rank
+_GRACE_S = 3.0  # how long a failed collective waits for its reason, and the dying until everyone has heard
+_SETUP_FACTOR = 10  # outside of steps a rank may be silent so much longer: it fills tables of many GB
+_WATCH_FROM = 0.25  # share of the hang limit after which a rank begins to watch the others
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+class Watchdog:
+    """Watches one rank's run over a store connection of its own; start it in the main thread, close it at the end."""
+
+    def __init__(self, place: Place, board: Board, progress: Progress, *, hang_limit_s: float) -> None:
+        self._place = place
+        self._board = board
+        self._progress = progress
+        self._limit_s = hang_limit_s
+        self._parent = os.getppid()
+        self._wakeup, self._woken = socket.socketpair()
+        self._closing = False
+        self._peers: dict[int, Peer] = {}
+        first = place.node * place.local_world_size
+        self._unknown = set(range(first, first + place.local_world_size)) - {place.rank}
+        self._holder: Position | None = None  # where rank 0 was, if it holds the store
+        self._seen: dict[int, tuple[Position, float]] = {}
+        self._handlers: dict[signal.Signals, Any] = {}
+        self._thread = threading.Thread(target=self._watch, name="foreshard-watchdog", daemon=True)
+
+    # -- for the main thread -----------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Take over SIGINT and SIGTERM and begin to watch."""
+        self._wakeup.setblocking(False)
+        self._handlers = {which: signal.signal(which, _heeded_elsewhere) for which in _SIGNALS}
+        signal.set_wakeup_fd(self._wakeup.fileno(), warn_on_full_buffer=False)
+        self._board.enter(Process.own())
+        self._board.show(self._progress.at)
+        self._thread.start()
+
+    def failed(self, error: BaseException) -> NoReturn:
+        """End the run since this rank cannot go on; where another rank is the reason, that one is named."""
+        position = self._progress.at
+        try:
+            if position.needs_others and isinstance(error, RuntimeError):
+                silent = self._silent(_GRACE_S)  # meanwhile the thread ends the process if there is a verdict
+                self._board.sentence(verdicts.symptom(self._place.rank, position, error, silent))
+            else:
+                found = verdicts.raised(self._place.rank, position, error)
+                if found.code == verdicts.CRASHED:
+                    traceback.print_exception(error)
+                self._board.sentence(found)
+        except StoreGoneError:  # the thread finds it too
+            time.sleep(_GRACE_S)
+        self._thread.join()
+        os._exit(verdicts.CRASHED)
+
+    def close(self) -> None:
+        """The rank is done: what happens to others from now on is not its concern."""
+        with suppress(StoreGoneError):
+            self._board.leave()
+        self._closing = True
+        self._wakeup.send(b"\0")
+        self._thread.join()
+        signal.set_wakeup_fd(-1)
+        for which, handler in self._handlers.items():
+            signal.signal(which, handler)
+        for peer in self._peers.values():
+            peer.close()
+        self._wakeup.close()
+        self._woken.close()
+
+    def _silent(self, seconds: float) -> list[int]:
+        """Ranks that gave no sign of life for so long."""
+        before = self._board.signs()
+        time.sleep(seconds)
+        return [rank for rank, sign in self._board.signs().items() if rank in before and sign == before[rank]]
+
+    # -- the thread --------------------------------------------------------------------------------------------
+
+    def _watch(self) -> None:
+        try:
+            while not self._closing:
+                self._look()
+        except StoreGoneError:
+            if not self._closing:
+                holder = "the launcher" if self._place.agent_holds_store else "rank 0"
+                self._finish(verdicts.store_gone(holder, self._holder))
+        except Exception as error:  # a run must not go on without its watchdog
+            traceback.print_exception(error)
+            self._finish(verdicts.raised(self._place.rank, self._progress.at, error))
+
+    def _look(self) -> None:
+        """One round: signals and processes that ended, then the store, then whether anything moves."""
+        signals = self._wait(_INTERVAL_S)
+        if self._closing:
+            return
+        self._heed(signals)
+        self._board.show(self._progress.at)
+        if self._place.rank and not self._place.agent_holds_store and (sign := self._board.sign(0)):
+            self._holder = sign.position
+        self._obey()
+        self._find_neighbours()
+        self._accuse_dead()
+        if os.getppid() != self._parent:
+            self._finish(verdicts.launcher_gone())
+        self._accuse_hanging()
+
+    def _wait(self, seconds: float) -> bytes:
+        """Sleep, unless a signal comes or a process on this machine ends; the numbers of the signals."""
+        watched = {peer.handle: peer for peer in self._peers.values() if peer.handle >= 0}
+        ready, _, _ = select.select([self._woken.fileno(), *watched], [], [], seconds)
+        for handle in watched.keys() & set(ready):
+            watched[handle].gone = True
+        return self._woken.recv(64) if self._woken.fileno() in ready else b""
+
+    def _obey(self) -> None:
+        """End the process if there is a verdict."""
+        if (found := self._board.verdict()) is not None:
+            self._finish(found)
+
+    def _heed(self, signals: bytes) -> None:
+        """End because the user wants so, or because torchrun does: then a rank has died, and is found first."""
+        if signal.SIGINT in signals:
+            self._leave("interrupted", signal.SIGINT)
+        if signal.SIGTERM in signals:
+            until = time.perf_counter() + _GRACE_S / 3
+            while time.perf_counter() < until:
+                self._obey()
+                self._accuse_dead()
+                self._wait(_INTERVAL_S / 4)
+            self._leave("ended from outside (SIGTERM)", signal.SIGTERM)
+
+    # -- the dead and the hanging ------------------------------------------------------------------------------
+
+    def _find_neighbours(self) -> None:
+        """Begin to watch the processes of ranks on this machine that have come by now."""
+        for rank in sorted(self._unknown):
+            if (process := self._board.process(rank)) is not None:
+                self._unknown.discard(rank)
+                if Peer.can_watch(process):
+                    self._peers[rank] = Peer(rank, process)
+
+    def _accuse_dead(self) -> None:
+        for peer in [peer for peer in self._peers.values() if peer.gone]:
+            if not self._board.has_left(peer.rank):
+                sign = self._board.sign(peer.rank)
+                self._board.sentence(verdicts.died(peer.rank, sign and sign.position))
+                self._obey()
+            peer.close()
+            del self._peers[peer.rank]
+
+    def _accuse_hanging(self) -> None:
+        """If this rank does not get on, find out whom it waits for; whoever is first publishes it."""
+        at = self._progress.at
+        limit = self._limit_s * (1 if at.in_step else _SETUP_FACTOR)
+        own_age = time.perf_counter() - at.since_s
+        if own_age < limit * _WATCH_FROM:
+            self._seen.clear()
+            return
+        signs = self._board.signs()
+        ages = {rank: self._age(rank, sign) for rank, sign in signs.items()}
+        if own_age < limit or not signs:
+            return
+        least = min(sign.position.order for sign in signs.values())
+        late = {rank: sign.position for rank, sign in signs.items() if sign.position.order == least}
+        if any(ages[rank] < limit * (1 - _WATCH_FROM) for rank in late):
+            return
+        if len(late) == len(signs):
+            self._board.sentence(verdicts.stalled(at, len(signs), limit))
+        else:
+            others = {rank: sign.position for rank, sign in signs.items() if rank not in late}
+            self._board.sentence(verdicts.hangs(late, others, limit))
+
+    def _age(self, rank: int, sign: Sign) -> float:
+        """Seconds a rank has been where it is: as it says, or as long as we have seen it there if it is mute."""
+        now = time.perf_counter()
+        if rank not in self._seen or self._seen[rank][0] != sign.position:
+            self._seen[rank] = (sign.position, now)
+        return max(sign.age_s, now - self._seen[rank][1])
+
+    # -- the end -----------------------------------------------------------------------------------------------
+
+    def _finish(self, found: Verdict) -> NoReturn:
+        """Say why the run ends, wait until all have heard it, end neighbours that do not answer, and this process."""
+        self._tell(f"error: {found.sentence}")
+        with suppress(StoreGoneError):
+            self._board.hear()
+            deaf = set(range(self._place.world_size)) - {peer.rank for peer in self._peers.values() if peer.gone}
+            until = time.perf_counter() + _GRACE_S
+            while (deaf := self._board.deaf(deaf)) and time.perf_counter() < until:
+                time.sleep(_INTERVAL_S / 4)
+            for rank in deaf & self._peers.keys():
+                self._peers[rank].kill()
+        self._end(found.code)
+
+    def _leave(self, why: str, which: signal.Signals) -> NoReturn:
+        self._tell(f"{why} in {self._progress.at.words()}")
+        self._end(128 + which)
+
+    def _tell(self, sentence: str) -> None:
+        with suppress(OSError, ValueError):
+            sys.stderr.write(f"[rank {self._place.rank}] {sentence}\n")
+            sys.stderr.flush()
+
+    def _end(self, code: int) -> NoReturn:
+        with suppress(OSError, ValueError):
+            sys.stdout.flush()
+        os._exit(code)
+
+
+def _heeded_elsewhere(number: int, frame: FrameType | None) -> None:
+    """The thread reads the signal's number from the file descriptor."""
