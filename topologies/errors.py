@@ -8,6 +8,7 @@ __all__ = [
     "BoundViolationError",
     "ContradictionError",
     "DeadlockError",
+    "DisagreementError",
     "ForeshardError",
     "InputError",
     "MissingDependencyError",
@@ -44,6 +45,10 @@ class InputError(ForeshardError, ValueError):
 
 class ContradictionError(InputError):
     """Parts that are right by themselves cannot be together, as a sharding group that does not divide this world."""
+
+
+class DisagreementError(InputError):
+    """The ranks of a run are about to run different things, or not all of them came."""
 
 
 class UnitError(InputError):

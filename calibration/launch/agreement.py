@@ -25,8 +25,8 @@ _AGREED = b"agreed"
 def agree(store: dist.Store, rank: int, world_size: int, terms: Terms, *, join_limit_s: float) -> None:
     """Return when all ranks have the same terms; call it on every rank.
 
-    Raises DisagreementError on every rank: if terms differ, naming the ranks, keys and values, the terms of most ranks being
-    taken for the right ones; if ranks have not come within `join_limit_s`, naming them.
+    Raises DisagreementError on every rank: if terms differ, naming the ranks, keys and values, the terms of most ranks
+    being taken for the right ones; if ranks have not come within `join_limit_s`, naming them.
     """
     store.set(f"digest/{rank}", digest_of(terms))
     if rank == 0:

@@ -1,7 +1,7 @@
 """From the records of all ranks to measured step traces: on one clock, from mark to mark, medians over steps.
 
-A step lasts from one mark to the next, as in `simulate_program`: the end of the last operation on the compute stream, on
-the slowest rank, of two successive steps. Times of a step count from the mark of the step before it, so that an
+A step lasts from one mark to the next, as in `simulate_program`: the end of the last operation on the compute stream,
+on the slowest rank, of two successive steps. Times of a step count from the mark of the step before it, so that an
 operation that ran ahead in the pipeline may have negative times. The first step has no mark before it.
 """
 
@@ -168,11 +168,7 @@ def _described(
 
 def _collective(work: Collective, took: FloatArray, moved: Sequence[FloatArray], backend: str) -> CollectiveInfo:
     """A collective, `took` [steps, ranks] from the last member's joining to the end; sizes by the runner or program."""
-    told = [
-        np.median(np.nanmax(values, axis=1)) if not np.isnan(values).all(axis=1).any() else None for values in moved
-    ]
-    planned = busiest(work)
-    out, into = (float(plan if value is None else value) for value, plan in zip(told, planned, strict=True))
+    out, into = (_moved(values, planned) for values, planned in zip(moved, busiest(work), strict=True))
     joined = work.groups.sizes[work.groups.sizes > 1] if work.groups.sizes.max() > 1 else work.groups.sizes
     return CollectiveInfo(
         kind=work.kind,
@@ -186,6 +182,13 @@ def _collective(work: Collective, took: FloatArray, moved: Sequence[FloatArray],
         bottleneck="",
         group_sizes=tuple(np.unique(joined).tolist()),
     )
+
+
+def _moved(told: FloatArray, planned: float) -> float:
+    """Median bytes of the busiest rank, `told` [steps, ranks] by the runner; the program's where it said nothing."""
+    if np.isnan(told).all(axis=1).any():
+        return planned
+    return float(np.median(np.nanmax(told, axis=1)))
 
 
 def with_bounds(measured: StepTrace, predicted: StepTrace) -> StepTrace:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
@@ -153,7 +154,7 @@ class CudaTimer:
         """Wait for the device and place every step's first event on the host's clock."""
         last, last_s = self._tied()
         chain = [self._first, *self._bases, last]
-        gaps = [a.elapsed_time(b) / 1e3 for a, b in zip(chain, chain[1:], strict=False)]
+        gaps = [a.elapsed_time(b) / 1e3 for a, b in pairwise(chain)]
         device_s = sum(gaps)
         self._rate = (last_s - self._first_s) / device_s if device_s > 0 else 1.0
         passed = self._first_s

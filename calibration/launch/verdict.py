@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 
 from foreshard.calibration.launch.progress import Position
 from foreshard.calibration.launch.wording import ranks_named
-from foreshard.topologies.errors import ForeshardError
+from foreshard.topologies.errors import DisagreementError, ForeshardError
 
 __all__ = ["CRASHED", "Verdict", "died", "hangs", "launcher_gone", "raised", "stalled", "store_gone", "symptom"]
 
@@ -35,7 +35,9 @@ class Verdict:
 
 
 def raised(rank: int, position: Position, error: BaseException) -> Verdict:
-    """A rank raised an error that is its own."""
+    """A rank raised an error that is its own, or that all ranks share."""
+    if isinstance(error, DisagreementError):
+        return Verdict(str(error), error.exit_code)
     if isinstance(error, ForeshardError):
         return Verdict(f"rank {rank}, {position.words()}: {error}", error.exit_code, (rank,))
     return Verdict(f"rank {rank} failed in {position.words()}: {_first_line(error)}", CRASHED, (rank,))
@@ -68,8 +70,8 @@ def stalled(position: Position, world_size: int, limit_s: float) -> Verdict:
     """All ranks are equally far and nothing moves: the network, or all are stuck alike."""
     doing = "wait" if position.state == "waiting" else "are"
     return Verdict(
-        f"all {world_size} ranks {doing} in {position.words()} and nothing moved for {limit_s:g} s (--hang-limit): can they "
-        "reach each other on every network interface (GLOO_SOCKET_IFNAME, NCCL_SOCKET_IFNAME)?"
+        f"all {world_size} ranks {doing} in {position.words()} and nothing moved for {limit_s:g} s (--hang-limit): can "
+        "they reach each other on every network interface (GLOO_SOCKET_IFNAME, NCCL_SOCKET_IFNAME)?"
     )
 
 
