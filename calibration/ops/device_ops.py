@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 __all__ = ["Bags", "Bucketised", "DeviceOps", "Mode", "Modes", "RowGradients", "Tables"]
 
 Mode = Literal["sum", "mean"]
-Modes: TypeAlias = Mode | Sequence[Mode]  # of all features, or of each
+Modes: TypeAlias = Mode | Sequence[Mode]  # of all tables, or of each
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -146,7 +146,10 @@ class DeviceOps(Protocol):
         """
 
     def sequence_lookup(self, tables: Tables, bags: Bags) -> tuple[torch.Tensor, ...]:
-        """The vectors of every id, feature by feature: float32 [ids of the feature, dim of its table] each."""
+        """The vectors of every id, feature by feature: float32 [ids of the feature, dim of its table] each.
+
+        Waits for the device: how many ids has each?
+        """
 
     def update_pooled(
         self, tables: Tables, optimizer: EmbeddingOptimizer, gradients: torch.Tensor, bags: Bags, *, mode: Modes = "sum"
