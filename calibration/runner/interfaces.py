@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Protocol
 
 from foreshard.simulator.job.layout import Groups
-from foreshard.simulator.job.program import StepProgram, Stream
+from foreshard.simulator.job.program import Stream
 
 if TYPE_CHECKING:
     import torch
@@ -47,13 +47,16 @@ class Pending(Protocol):
 
 
 class Recorder(Protocol):
-    """Takes the times of operations, by their place in the `ops` of the program of the step."""
+    """Takes the times of operations, by their place in the `ops` of the program."""
 
     def phase(self, name: str) -> None:
         """The rank does something outside of steps."""
 
-    def begin_step(self, number: int, program: StepProgram) -> None:
-        """A step begins, warm-up included; its program synchronises replicas or not."""
+    def step(self, number: int) -> None:
+        """Step `number` begins, warm-up included; called once more when the last one is over.
+
+        An operation that a step leaves out, as those of `sync_interval` in other steps, is not recorded in it.
+        """
 
     def compute(self, index: int) -> AbstractContextManager[object]:
         """Around the work of a compute operation, entered when all that it waits for is there."""

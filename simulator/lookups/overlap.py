@@ -183,6 +183,27 @@ class Overlap:
         groups = self.layout.sharding.members
         return np.array([group[positions[size]] for group, size in zip(groups, self.size_of, strict=True)])
 
+    def pieces_of(self, rank: int) -> tuple[tuple[tuple[TablePieces, int, int], ...], ...]:
+        """The (table, column part, piece) that a rank holds in common with others, round by round, in their order."""
+        places = [
+            (table, column, piece)
+            for table in self.tables
+            for column in range(len(table.widths))
+            for piece in range(table.pieces)
+        ]
+        group = int(self.layout.sharding.group_of[rank])
+        position = int(self.layout.sharding.position_of[rank])
+        mine = self._positions[self.size_of[group]] == position  # of each set of holders
+        return tuple(
+            tuple(place for place, held in zip(places, self._set.tolist(), strict=True) if held == index)
+            for index in (self._mine(one, mine) for one in self._rounds)
+        )
+
+    @staticmethod
+    def _mine(one: _Round, mine: NDArray[np.bool_]) -> int:
+        """The set of holders of a round that a rank belongs to, -1 for none."""
+        return next((index for index in one.holders.tolist() if mine[index]), -1)
+
     def demand(
         self,
         touched: Sequence[Sequence[FloatArray | IntArray]],
