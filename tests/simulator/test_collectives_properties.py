@@ -92,7 +92,7 @@ def test_a_lone_tray_sends_all_but_its_own_part_through_its_nics():
     cluster = machine("gb200-nvl72", 19)
     result = run_one(cluster, "all_to_all", 2.0**36)
     assert result.nic_bytes == pytest.approx(2.0**36 * 72 / 76)
-    assert result.bottleneck in {f"node18/nic{n}->leaf0" for n in range(4)} | {f"leaf0->node18/nic{n}" for n in range(4)}
+    assert {end.rstrip("0123") for end in result.bottleneck.split("->")} == {"node18/nic", "leaf"}
     assert result.time_s == pytest.approx(2.0**36 * 72 / 76 / 49e9, rel=1e-3)
 
 
