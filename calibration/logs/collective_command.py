@@ -12,6 +12,7 @@ from tabulate import tabulate
 from foreshard.calibration.logs.log_comparison import compare_log
 from foreshard.calibration.logs.nccl_tests import read_nccl_log
 from foreshard.simulator.comms.collectives import ASSUMPTIONS, AllToAll
+from foreshard.simulator.comms.reach import beyond_measurement, extrapolated_s
 from foreshard.simulator.comms.single import NCCL_TESTS, CollectiveResult, ranks_of, run_one
 from foreshard.topologies.cluster import Cluster
 from foreshard.topologies.commands import open_cluster
@@ -54,7 +55,7 @@ def collective(
     texts: list[str] = []
     if sizes is not None:
         results = [run_one(cluster, kind, size, steps, per_node) for size in _fitting(cluster, parse_sizes(sizes))]
-        rows += [_row(result) for result in results]
+        rows += [_row(cluster, result) for result in results]
         texts.append(_table(cluster, results))
     if log is not None:
         compared = compare_log(read_nccl_log(log), cluster, kind, steps, per_node)
@@ -126,7 +127,7 @@ def _advice(part: str) -> str:
     return ""
 
 
-def _row(result: CollectiveResult) -> dict[str, Any]:
+def _row(cluster: Cluster, result: CollectiveResult) -> dict[str, Any]:
     return {
         "bytes": result.nbytes,
         "time_s": result.time_s,
@@ -136,6 +137,8 @@ def _row(result: CollectiveResult) -> dict[str, Any]:
         "nic_bytes": result.nic_bytes,
         "algorithm": result.algorithm,
         "bottleneck": result.bottleneck,
+        "remote_peers": result.peers,
+        "extrapolated_s": extrapolated_s(cluster, result.peers),
     }
 
 
@@ -172,6 +175,6 @@ def _table(cluster: Cluster, results: list[CollectiveResult]) -> str:
     title = f"{results[0].kind} over {results[0].ranks} ranks, {cluster.nodes} x {cluster.name}" if results else ""
     bounds = sorted({result.bottleneck for result in results if result.bottleneck})
     foot = f"bound by {', '.join(bounds)} at nominal bandwidth, without latency" if bounds else ""
-    return "\n".join(
-        filter(None, [title, tabulate(body, headers=header, disable_numparse=True, stralign="right"), foot])
-    )
+    beyond = sorted({f"beyond measurement: {told}" for r in results if (told := beyond_measurement(cluster, r.peers))})
+    body_text = tabulate(body, headers=header, disable_numparse=True, stralign="right")
+    return "\n".join(filter(None, [title, body_text, foot, *beyond]))

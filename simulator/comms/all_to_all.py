@@ -30,8 +30,8 @@ def pairwise(template: Template, traffic: PairBytes) -> Draft:
     loads = _pair_loads(template, traffic)
     if template.members.cluster.backend == "gloo":
         return gloo_all_to_all(template.members, loads)
-    step = _step(template.members, loads, _remote_peers(template, traffic))
-    return Draft("pairwise", (step,), loads.nominal_s, loads.busiest)
+    peers = _remote_peers(template, traffic)
+    return Draft("pairwise", (_step(template.members, loads, peers),), loads.nominal_s, loads.busiest, peers)
 
 
 def hierarchical(template: Template, traffic: PairBytes) -> Draft:
@@ -51,8 +51,9 @@ def hierarchical(template: Template, traffic: PairBytes) -> Draft:
     second = _flows(grid[:, None, :], grid[None, :, :], blocks.sum(axis=1))  # then to that node
     loads = [Loads.of(members.cluster, flows) for flows in (first, second)]
     necessary = loads[1] if len(members.nodes) > 1 else loads[0]
-    phases = (_step(members, loads[0], 0), _step(members, loads[1], len(members.nodes) - 1))
-    return Draft("hierarchical", phases, necessary.nominal_s, necessary.busiest)
+    peers = len(members.nodes) - 1
+    phases = (_step(members, loads[0], 0), _step(members, loads[1], peers))
+    return Draft("hierarchical", phases, necessary.nominal_s, necessary.busiest, peers)
 
 
 def _flows(src: IntArray, dst: IntArray, nbytes: FloatArray) -> Flows:

@@ -23,8 +23,9 @@ __all__ = ["ASSUMPTIONS", "AllToAll", "Lowered", "Phase", "check_bound", "lower"
 AllToAll = Literal["pairwise", "hierarchical"]
 
 ASSUMPTIONS = (
-    "a NIC sustains the same share of its rate with any number of peers; every further peer only costs its posting "
-    "(measured on p5 for 8 to 56 peers)",
+    "a NIC sustains the same share of its rate with any number of peers; every further peer only costs its posting, as "
+    "much as the one before (measured on p5 for 8 to 56 peers; a fit to the same rows grows as ranks^0.46, so beyond "
+    "them this is the dearer of two readings)",
     "flows share links by max-min fairness; no congestion collapse, no retransmission, no noise of other jobs",
     "the algorithm is the one predicted fastest with NCCL's documented constants, as NCCL itself chooses, whatever a "
     "tuner plugin or an environment variable would force",
@@ -61,9 +62,9 @@ def _placed(cluster: Cluster, seat: Seat, draft: Draft) -> Lowered:
     """What was worked out for the template, on the links of a group."""
     phases = tuple(Phase(p.latency_s, seat.moved(p.links), p.nbytes, p.floor_s, p.stretch) for p in draft.phases)
     if draft.bottleneck is None:
-        return Lowered(draft.algorithm, phases, draft.bound_s, "")
+        return Lowered(draft.algorithm, phases, draft.bound_s, "", draft.peers)
     (bottleneck,) = seat.moved(np.array([draft.bottleneck]))
-    return Lowered(draft.algorithm, phases, draft.bound_s, cluster.link_name(int(bottleneck)))
+    return Lowered(draft.algorithm, phases, draft.bound_s, cluster.link_name(int(bottleneck)), draft.peers)
 
 
 def check_bound(name: str, time_s: float, lowered: Lowered) -> None:

@@ -32,12 +32,16 @@ class Phase:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Lowered:
-    """One group's collective: its algorithm, phases one after the other, and the bound with the link that sets it."""
+    """One group's collective: its algorithm, phases one after the other, and the bound with the link that sets it.
+
+    `peers` is the most peers in other nodes that a member of an all-to-all posts to; 0 for what has none or hides them.
+    """
 
     algorithm: str
     phases: tuple[Phase, ...]
     bound_s: float
     bottleneck: str
+    peers: int = 0
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -48,3 +52,4 @@ class Draft:
     phases: tuple[Phase, ...]
     bound_s: float
     bottleneck: int | None
+    peers: int = 0

@@ -39,7 +39,8 @@ NCCL_TESTS: tuple[NcclTest, ...] = (*get_args(CollectiveKind), "sendrecv")
 class CollectiveResult:
     """One collective as nccl-tests reports it: `nbytes` is its size, `time_s` the predicted time.
 
-    `bound_s` is the closed-form bound on `bottleneck`; `nic_bytes` the bytes out of the busiest NIC.
+    `bound_s` is the closed-form bound on `bottleneck`; `nic_bytes` the bytes out of the busiest NIC; `peers` the most
+    peers in other nodes that a rank of an all-to-all posts to.
     """
 
     kind: NcclTest
@@ -50,6 +51,7 @@ class CollectiveResult:
     bottleneck: str
     algorithm: str
     nic_bytes: float
+    peers: int = 0
 
     @property
     def algbw_bytes_per_s(self) -> float:
@@ -123,6 +125,7 @@ def run_one(
         bottleneck=lowered.bottleneck,
         algorithm=lowered.algorithm,
         nic_bytes=_busiest_nic(cluster, lowered),
+        peers=lowered.peers,
     )
 
 

@@ -34,7 +34,8 @@ class CollectiveInfo:
     """What a collective moved: bytes of the busiest rank, groups, algorithm, and the bound of its slowest group.
 
     `time_s` is the transfer alone, from the moment the last member joined to the end, in the slowest group.
-    `group_size` is the largest of `group_sizes`; ranks that have no peers are left out where others have.
+    `group_size` is the largest of `group_sizes`; ranks that have no peers are left out where others have. `peers` is
+    the most peers in other nodes that a rank of an all-to-all posts to.
     """
 
     kind: CollectiveKind
@@ -47,6 +48,7 @@ class CollectiveInfo:
     bound_s: float
     bottleneck: str
     group_sizes: tuple[int, ...] = ()
+    peers: int = 0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

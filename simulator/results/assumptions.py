@@ -7,6 +7,8 @@ from importlib.metadata import version
 
 import numpy as np
 
+from foreshard.simulator.comms.machine_constants import machine_constants
+from foreshard.simulator.comms.reach import beyond_measurement
 from foreshard.simulator.job.codecs import carried
 from foreshard.simulator.job.scenario import Assumption, Comms, Scenario
 from foreshard.simulator.plans.balance import ROW_READ_FLOOR_BYTES, ROW_READ_SOURCE
@@ -29,14 +31,20 @@ def foreshard_version() -> str:
     return version("foreshard")
 
 
-def assumptions_of(scenario: Scenario, cluster: Cluster, costs: Mapping[str, Sourced]) -> tuple[Assumption, ...]:
-    """Return what the scenario's author, the machine's description and the cost constants assume, in that order."""
+def assumptions_of(
+    scenario: Scenario, cluster: Cluster, costs: Mapping[str, Sourced], *, peers: int = 0
+) -> tuple[Assumption, ...]:
+    """Return what the scenario's author, the machine's description and the cost constants assume, in that order.
+
+    `peers` is the most remote peers of any all-to-all of the step: said where nobody measured as many.
+    """
     floor = Assumption(name="row_read_bytes", value=float(ROW_READ_FLOOR_BYTES), unit="B", source=ROW_READ_SOURCE)
     return (
         *scenario.assumptions,
         *_execution(scenario),
         *_host_memory(scenario),
         *_codecs(scenario.comms),
+        *_peers(cluster, peers),
         *_machine(cluster),
         *(_constant(name, sourced) for name, sourced in {**cluster.constants, **costs}.items()),
         floor,
@@ -98,6 +106,13 @@ def _codecs(comms: Comms) -> Iterator[Assumption]:
                 source=f"rows of {precision} have scales of their own and cannot be summed on the way; TorchRec falls "
                 "back as well (distributed/fbgemm_qcomm_codec.py)",
             )
+
+
+def _peers(cluster: Cluster, peers: int) -> Iterator[Assumption]:
+    """An all-to-all with more peers than were measured."""
+    if sentence := beyond_measurement(cluster, peers):
+        source = machine_constants(cluster)["all_to_all_measured_peers"].source
+        yield Assumption(name="all-to-all beyond measurement", value=sentence, source=source)
 
 
 def _machine(cluster: Cluster) -> Iterator[Assumption]:

@@ -53,7 +53,7 @@ class CollectiveRow:
     """One collective: bytes of the busiest rank, transfer time and closed-form bound of the slowest group in seconds.
 
     `wait_s` is the longest a rank waited for the last member, `exposed_s` what the slowest rank could not hide. It runs
-    every `every` steps.
+    every `every` steps. `peers` is the most peers in other nodes that a rank of an all-to-all posts to.
     """
 
     name: str
@@ -71,6 +71,7 @@ class CollectiveRow:
     wait_s: float
     exposed_s: float
     every: int = 1
+    peers: int = 0
 
     @property
     def ratio(self) -> float:
@@ -180,9 +181,13 @@ def report(source: Prediction | StepTrace, *, planner: bool = False, what_if: bo
         sync=sync,
         placements=_placements(source, sync) if what_if and sync else None,
         planner=compare_with_planner(source, parts, communication) if planner else None,
-        assumptions=assumptions_of(scenario, source.cluster, source.costs.constants),
+        assumptions=assumptions_of(scenario, source.cluster, source.costs.constants, peers=_most_peers(source.trace)),
         provenance=_provenance(source),
     )
+
+
+def _most_peers(trace: StepTrace) -> int:
+    return max((op.collective.peers for op in trace.ops if op.collective), default=0)
 
 
 def _hot_tables(source: Prediction) -> tuple[HotTable, ...]:

@@ -263,6 +263,7 @@ def _collective_info(work: Collective, groups: tuple[Lowered, ...], durations: F
         bound_s=groups[slowest].bound_s,
         bottleneck=groups[slowest].bottleneck,
         group_sizes=tuple(np.unique(joined).tolist()),
+        peers=max(lowered.peers for lowered in groups),
     )
 
 

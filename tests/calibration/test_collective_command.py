@@ -204,3 +204,18 @@ def test_rows_of_several_node_counts_are_told_apart():
 def test_the_first_message_on_a_wrong_machine_names_the_right_ones():
     with pytest.raises(InputError, match="neither a machine nor a file"):
         run("--cluster", "p5.48xlrge", "--kind", "all_reduce", "--bytes", "1MiB")
+
+
+@pytest.mark.parametrize(("nodes", "peers", "extrapolated"), [(8, 56, 0.0), (16, 120, 64 * 5.8e-6)])
+def test_an_all_to_all_with_more_peers_than_were_measured_says_so(nodes, peers, extrapolated):
+    asked = ["--cluster", "p5.48xlarge", "--nodes", str(nodes), "--kind", "all_to_all", "--bytes", "1MiB"]
+    assert (f"beyond measurement: {peers} remote peers" in run(*asked)) == (extrapolated > 0)
+    (row,) = json.loads(run(*asked, "--json"))
+    assert (row["remote_peers"], row["extrapolated_s"]) == (peers, pytest.approx(extrapolated))
+
+
+def test_only_all_to_alls_have_peers_to_post_to():
+    asked = ["--cluster", "p5.48xlarge", "--nodes", "32", "--kind", "all_reduce", "--bytes", "1MiB"]
+    (row,) = json.loads(run(*asked, "--json"))
+    assert (row["remote_peers"], row["extrapolated_s"]) == (0, 0.0)
+    assert "beyond measurement" not in run(*asked)
