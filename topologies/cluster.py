@@ -85,6 +85,11 @@ class Cluster:
         return self.spec.backend
 
     @property
+    def on_cpu(self) -> bool:
+        """Whether ranks are processes on CPUs, whose host thread does the work."""
+        return self.gpus[0].architecture == "cpu"
+
+    @property
     def assumptions(self) -> tuple[str, ...]:
         """What had to be assumed about this machine, one sentence each."""
         return self.spec.assumptions

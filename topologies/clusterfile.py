@@ -2,7 +2,8 @@
 
     schema = 1
     name = "ours"
-    preset = "p5.48xlarge"           # or gpu = ... with [node], or [[groups]] for nodes of several kinds
+    preset = "p5.48xlarge"           # or gpu = ... with [node], or [[groups]] for nodes of several kinds;
+                                     # cpu = ... with [node] for ranks that are processes on CPUs, see `cpu_node`
     nodes = 4
     [node]
     nic = "ndr-400g"                 # any key of the preset's file can be replaced, by a part or a table in place
@@ -25,6 +26,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 from foreshard.topologies.cluster import Cluster
+from foreshard.topologies.cpu_node import read_cpu_node
 from foreshard.topologies.errors import InputError, UnitError
 from foreshard.topologies.explicit import read_kinds
 from foreshard.topologies.fields import Fields, near
@@ -38,7 +40,7 @@ __all__ = ["load_cluster_file", "parse_cluster"]
 
 _BASE_UNITS: dict[str, dict[str, float]] = {"s": SECONDS, "B/s": BYTES_PER_S, "B": BYTES, "FLOP/s": FLOPS}
 _GIVEN_BY_FILE = "cluster file"
-_GROUP_KEYS = {"preset", "name", "nodes", "gpu", "node", "assumptions"}
+_GROUP_KEYS = {"preset", "name", "nodes", "gpu", "cpu", "node", "assumptions"}
 
 
 def load_cluster_file(
@@ -121,7 +123,7 @@ def _read_cluster(fields: Fields, nodes: int | None, degrade: Mapping[str, float
         fabric=_read_fabric(fabric) if fabric else Fabric(source="assumed"),
         nodes_per_domain=fields.integer("nodes_per_domain", 1),
         constants=_read_constants(constants) if constants else {},
-        backend=fields.choice("backend", get_args(Backend), "nccl"),
+        backend=_read_backend(fields, groups),
         assumptions=tuple(dict.fromkeys(assumptions)),
         degrade={
             **({key: damage.number(key, minimum=0.0, maximum=1.0) for key in damage} if damage else {}),
@@ -136,7 +138,7 @@ def _read_groups(fields: Fields, nodes: int | None, own_nodes: int, assumptions:
     kinds = read_kinds(fields)
     if not fields.has("groups"):
         node = fields.table("node")
-        return (NodeGroup(node=read_node(node, fields), nodes=nodes or own_nodes),) if node else ()
+        return (NodeGroup(node=_read_node(node, fields), nodes=nodes or own_nodes),) if node else ()
     if fields.has("node"):
         fields.note("node", "stands beside groups: give one node, or groups that each have one")
     groups = [_read_group(group, kinds, assumptions) for group in fields.tables("groups")]
@@ -165,9 +167,24 @@ def _read_group(fields: Fields, kinds: dict[str, NodeSpec] | None, assumptions: 
         own.has(key)
     assumptions.extend(own.texts("assumptions"))
     node = own.table("node")
-    spec = read_node(node, own) if node else None
+    spec = _read_node(node, own) if node else None
     own.finish()
     return NodeGroup(node=spec, nodes=nodes) if spec else None
+
+
+def _read_node(fields: Fields, parent: Fields) -> NodeSpec:
+    """A node of GPUs, or of ranks on CPUs where the file says how many `ranks` it has."""
+    return read_cpu_node(fields, parent) if fields.has("ranks") else read_node(fields, parent)
+
+
+def _read_backend(fields: Fields, groups: tuple[NodeGroup, ...]) -> Backend:
+    on_cpu = {gpu.architecture == "cpu" for group in groups for gpu in group.node.gpus}
+    if len(on_cpu) == 2:
+        fields.note("groups", "some ranks are on GPUs and some on CPUs: one job has ranks of one kind")
+    backend: Backend = fields.choice("backend", get_args(Backend), "gloo" if on_cpu == {True} else "nccl")
+    if True in on_cpu and backend == "nccl":
+        fields.note("backend", '"nccl" needs GPUs: ranks on CPUs use "gloo"')
+    return backend
 
 
 def _read_fabric(fields: Fields) -> Fabric:

@@ -25,6 +25,7 @@ _COLOURS = {
     "pcie": "#0072b2",
     "smp": "#e69f00",
     "dram": "#888888",
+    "loopback": "#b0763c",
     "network": "#8e44ad",
     "uplink": "#c0392b",
 }
@@ -34,6 +35,7 @@ _NAMES = {
     "pcie": "PCIe",
     "smp": "between CPUs",
     "dram": "host memory",
+    "loopback": "loopback",
     "network": "NIC port",
     "uplink": "leaf - spine",
 }

@@ -32,6 +32,6 @@ def preset_text(name: str) -> str:
 
 @cache
 def parts(kind: str) -> dict[str, Any]:
-    """Tables of the catalogue by name: `kind` is "gpu" or "link"."""
+    """Tables of the catalogue by name: `kind` is "gpu", "cpu" (one core) or "link"."""
     tables: dict[str, Any] = tomllib.loads((_FOLDER / _PARTS).read_text(encoding="utf-8"))[kind]
     return tables

@@ -182,7 +182,8 @@ def _head(data: dict[str, Any]) -> str:
     for gpu in data["gpus"]:
         flops = ", ".join(f"{name} {rate / 1e12:g}" for name, rate in gpu["flops"].items())
         memory = f"{format_bytes(gpu['hbm_bytes'])} at {gpu['hbm_bytes_per_s'] / 1e9:,.0f} GB/s"
-        lines.append(f"GPU     {gpu['name']}: {memory}, L2 {format_bytes(gpu['l2_bytes'])}, dense TFLOP/s: {flops}")
+        label = "CPU   " if gpu["architecture"] == "cpu" else "GPU   "
+        lines.append(f"{label}  {gpu['name']}: {memory}, L2 {format_bytes(gpu['l2_bytes'])}, dense TFLOP/s: {flops}")
     for kind in data["node_kinds"]:
         devices = ", ".join(f"{count} {name}" for name, count in kind["devices"].items() if name != "mem")
         lines.append(f"nodes   {kind['nodes']} x {devices}; {format_bytes(kind['host_memory_bytes'])} host memory")

@@ -30,6 +30,7 @@ EXPECTED = {
     "gb200-nvl72": (4, 200, 900),
     "dgx1-v100": (8, 50, 150),
     "pcie-4x": (4, 12.5, 0),
+    "cpu-host": (4, 0.125, 0),
 }
 
 
@@ -60,7 +61,7 @@ def test_no_number_of_a_machine_is_without_a_source(name: str) -> None:
     assert all(len(source) > 8 for source in sources)
 
 
-@pytest.mark.parametrize(("kind", "part"), [(kind, part) for kind in ("gpu", "link") for part in parts(kind)])
+@pytest.mark.parametrize(("kind", "part"), [(kind, part) for kind in ("gpu", "cpu", "link") for part in parts(kind)])
 def test_every_number_of_a_part_has_a_source_of_its_own(kind: str, part: str) -> None:
     """The catalogue gives a source a number, not one for the row."""
     table = parts(kind)[part]
