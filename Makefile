@@ -5,7 +5,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 ROOMS  := simulator kernels topologies calibration
 
-.PHONY: demo test lint types bench bench-gpu accuracy notebooks wheel clean
+.PHONY: demo test lint types bench bench-gpu accuracy notebooks testbed wheel clean
 
 demo: $(VENV)/.demo
 	@mkdir -p demo-out
@@ -46,6 +46,12 @@ notebooks: $(VENV)/.test
 
 accuracy: $(VENV)/.test
 	$(BIN)/python -m pytest tests/verification -p no:benchmark -s -q -k accuracy
+
+# Several nodes on this machine (root on Linux): what their links carry, or CMD run as every rank of them.
+SHAPE ?= 2x2
+RATE  ?= 500 Mbit/s
+testbed: $(VENV)/.test
+	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/foreshard testbed --shape "$(SHAPE)" --rate "$(RATE)" -- $(CMD)
 
 wheel: $(VENV)/.test
 	$(BIN)/python -m build --wheel
