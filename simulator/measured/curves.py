@@ -1,0 +1,70 @@
+"""Seconds over size through measured points: monotone, and known to be outside the range that was measured."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import exp, log
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.interpolate import PchipInterpolator
+from scipy.optimize import isotonic_regression
+
+from foreshard.simulator.measured.profile import SizePoint
+
+__all__ = ["Curve"]
+
+FloatArray = NDArray[np.float64]
+
+_WITHIN = 1e-9  # rounding of sizes that are the first or the last one measured
+
+
+class Curve:
+    """Seconds of a collective or transfer of any size, from measured medians.
+
+    Between points logarithms of seconds over logarithms of bytes are interpolated by monotone cubics (SciPy's PCHIP,
+    Fritsch and Butland 1984), which pass through every point and do not overshoot. More bytes never take less time:
+    medians that say so are noise, and are replaced by their isotonic regression (logarithms, weighted by runs), the
+    nearest ones that do not fall. Below the first point the time is that of the first, latency; above the last one it
+    grows along the line through the last two points, or with the size where there is one point only.
+    """
+
+    def __init__(self, points: Sequence[SizePoint]) -> None:
+        self._x = np.log([point.nbytes for point in points])
+        medians = np.log([point.median_s for point in points])
+        fitted = isotonic_regression(medians, weights=[float(point.runs) for point in points])
+        self._y: FloatArray = np.asarray(fitted.x)
+        self._low = np.minimum(np.log([point.low_s for point in points]) - self._y, 0.0)
+        self._high = np.maximum(np.log([point.high_s for point in points]) - self._y, 0.0)
+        self._between = PchipInterpolator(self._x, self._y) if len(points) > 1 else None
+        self._slope = 1.0 if len(points) == 1 else float((self._y[-1] - self._y[-2]) / (self._x[-1] - self._x[-2]))
+
+    @property
+    def range_bytes(self) -> tuple[float, float]:
+        """The smallest and the largest size that was measured."""
+        return exp(float(self._x[0])), exp(float(self._x[-1]))
+
+    @property
+    def latency_s(self) -> float:
+        """Seconds at the smallest size."""
+        return exp(float(self._y[0]))
+
+    def seconds(self, nbytes: float) -> float:
+        """Seconds for `nbytes` above 0."""
+        x = log(nbytes)
+        if x <= self._x[0]:
+            return self.latency_s
+        if x >= self._x[-1] or self._between is None:
+            return exp(float(self._y[-1] + self._slope * (x - self._x[-1])))
+        return exp(float(self._between(x)))
+
+    def outside(self, nbytes: float) -> float:
+        """How far a size is outside the measured range, as a factor above 1; 1 inside it."""
+        x = log(nbytes)
+        beyond = max(float(self._x[0]) - x, x - float(self._x[-1]))
+        return exp(beyond) if beyond > _WITHIN else 1.0
+
+    def spread(self, nbytes: float) -> tuple[float, float]:
+        """The 10 % and the 90 % quantile of single runs, as logarithms over `seconds`: not above 0, not below 0."""
+        x = log(nbytes)
+        return float(np.interp(x, self._x, self._low)), float(np.interp(x, self._x, self._high))
