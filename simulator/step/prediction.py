@@ -23,6 +23,7 @@ from foreshard.simulator.plans.placement import resolve_plan_by_size
 from foreshard.simulator.step.constants import cost_constants, with_machine_constants
 from foreshard.simulator.step.costs import CostModel
 from foreshard.simulator.step.engine import Engine, Timeline
+from foreshard.simulator.step.inline import inlined
 from foreshard.simulator.step.steps import build_program
 from foreshard.topologies.cluster import Cluster
 from foreshard.topologies.clusterfile import load_cluster_file
@@ -206,8 +207,10 @@ def simulate_program(program: StepProgram, cluster: Cluster) -> StepTrace:
     """Run the program past its warm-up and return its steady-state step, seconds from the step's start.
 
     The step time is the distance between the ends of the last compute operation, on the slowest rank, of two
-    successive steps.
+    successive steps. Ranks on CPUs compute on their host thread (see `inline`).
     """
+    if cluster.on_cpu:
+        program = inlined(program)
     steps = program.warmup_steps + 1
     engine = Engine(program, cluster, steps)
     timeline = engine.run()
