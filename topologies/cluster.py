@@ -18,14 +18,14 @@ from numpy.typing import NDArray
 
 from foreshard.topologies.cabling import cable
 from foreshard.topologies.errors import InputError, NoRouteError
-from foreshard.topologies.fabric import CompiledFabric, HostRoute
+from foreshard.topologies.fabric import CompiledFabric, HostRoute, NodeLoads
 from foreshard.topologies.machine import ClusterSpec, Gpu, Link, NodeSpec, Sourced
 from foreshard.topologies.naming import Naming, damage_of
 from foreshard.topologies.placing import Placing, name_ranks, place
 from foreshard.topologies.routes import Route
 from foreshard.topologies.spec_checks import spec_problems
 
-__all__ = ["Cluster", "ClusterSpec", "Gpu", "Link", "Sourced"]
+__all__ = ["Cluster", "ClusterSpec", "Gpu", "HostRoute", "Link", "NodeLoads", "Sourced"]
 
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
@@ -318,10 +318,14 @@ class Cluster:
         self._check_ranks(ranks)
         return self._fabric.outer_loads(ranks, np.asarray(out, dtype=np.float64), np.asarray(share, dtype=np.float64))
 
-    def host_loads(self, nbytes: FloatArray, direction: HostRoute = "to_device") -> tuple[IntArray, FloatArray]:
-        """Bytes per link of copies of nbytes [ranks] between each rank's GPU and its nearest host memory:
-        (link numbers sorted [k], bytes [k])."""
-        return self._fabric.host_loads(direction, np.asarray(nbytes, dtype=np.float64))
+    def host_loads(self, ranks: IntArray, nbytes: FloatArray, direction: HostRoute) -> list[NodeLoads]:
+        """What copies of nbytes[i] between the GPU of ranks[i] and its nearest host memory put on links, node by node.
+
+        Ranks are distinct; one without a path loads nothing.
+        """
+        ranks = np.asarray(ranks, dtype=np.int64)
+        self._check_ranks(ranks)
+        return self._fabric.host_loads(direction, ranks, np.asarray(nbytes, dtype=np.float64))
 
     def _check_ranks(self, *ranks: IntArray) -> None:
         for group in ranks:

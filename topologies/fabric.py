@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,7 +12,7 @@ from foreshard.topologies.cabling import Cabling
 from foreshard.topologies.placing import Placing
 from foreshard.topologies.spines import Spines, only_where
 
-__all__ = ["CompiledFabric", "HostRoute"]
+__all__ = ["CompiledFabric", "HostRoute", "NodeLoads"]
 
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
@@ -58,6 +58,14 @@ class _Demand:
     out: FloatArray
     into: FloatArray
     core: FloatArray
+
+
+class NodeLoads(NamedTuple):
+    """Bytes on links of one node: `links` [k], sorted, and `nbytes` [k]."""
+
+    node: int
+    links: IntArray
+    nbytes: FloatArray
 
 
 class CompiledFabric:
@@ -193,16 +201,22 @@ class CompiledFabric:
 
     # Host memory
 
-    def host_loads(self, name: HostRoute, nbytes: FloatArray) -> tuple[IntArray, FloatArray]:
-        """Bytes per link of copies of nbytes [ranks] between each rank's GPU and its nearest host memory, sparse."""
-        total = np.zeros(len(self.usable))
-        for kind, shares in enumerate(self.shares):
-            nodes = self.at.nodes_of_kind(kind)
-            share: FloatArray = getattr(shares, name)
-            ranks = self.at.first_rank[nodes][:, None] + np.arange(len(share))
-            total[self.at.first_link[nodes][:, None] + np.arange(share.shape[1])] = nbytes[ranks] @ share
-        loaded = np.flatnonzero(total > 0)
-        return loaded, total[loaded]
+    def host_loads(self, name: HostRoute, ranks: IntArray, nbytes: FloatArray) -> list[NodeLoads]:
+        """What copies of nbytes[i] between ranks[i] and its nearest host memory put on links, for nodes with any."""
+        at = self.at
+        node = at.node_of[ranks]
+        found: list[NodeLoads] = []
+        for kind in np.unique(at.kind_of[node]).tolist():
+            share: FloatArray = getattr(self.shares[kind], name)
+            mine = at.kind_of[node] == kind
+            nodes, row = np.unique(node[mine], return_inverse=True)
+            held = np.zeros((len(nodes), len(share)))
+            held[row, at.local_rank[ranks[mine]]] = nbytes[mine]
+            for number, total in zip(nodes.tolist(), held @ share, strict=True):
+                local = np.flatnonzero(total)
+                if len(local):
+                    found.append(NodeLoads(number, at.first_link[number] + local, total[local]))
+        return found
 
     def host_rate(self, name: HostRoute) -> FloatArray:
         """What a rank gets in B/s while all ranks copy and share links evenly, [ranks]; 0 without a path."""

@@ -15,8 +15,20 @@ from numpy.typing import NDArray
 from foreshard.simulator.job.layout import Groups
 from foreshard.simulator.job.traffic import PairBytes
 from foreshard.simulator.job.work import Work
+from foreshard.topologies.cluster import HostRoute
 
-__all__ = ["STAGES", "Collective", "CollectiveKind", "Compute", "Dep", "Op", "Stage", "StepProgram", "Stream"]
+__all__ = [
+    "STAGES",
+    "Collective",
+    "CollectiveKind",
+    "Compute",
+    "Dep",
+    "HostCopy",
+    "Op",
+    "Stage",
+    "StepProgram",
+    "Stream",
+]
 
 Stage = Literal[
     "batch_input",
@@ -41,14 +53,28 @@ CollectiveKind = Literal["all_to_all", "all_reduce", "reduce_scatter", "all_gath
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class HostCopy:
+    """`nbytes` [ranks] that go between each rank's GPU and its nearest host memory, in no less than `floor_s`.
+
+    Free where a machine has no path to host memory.
+    """
+
+    nbytes: NDArray[np.float64]
+    direction: HostRoute = "to_device"
+    floor_s: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Compute:
     """Work of one rank on its own device: `seconds` [ranks], and the `works` of single kinds that it consists of.
 
-    What is not of any kind, as bringing rows over the host link, is in `seconds` only.
+    Before it `copies` go over the host's links, one after the other; they share links with whatever else is in flight,
+    so their time is not in `seconds`.
     """
 
     seconds: NDArray[np.float64]
     works: tuple[Work, ...] = ()
+    copies: tuple[HostCopy, ...] = ()
 
 
 _MIRROR: dict[CollectiveKind, CollectiveKind] = {

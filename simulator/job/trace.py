@@ -69,7 +69,8 @@ class StepTrace:
 
     `step_time_s` is the distance between equal marks of two successive steps. `wait_s` [ops, ranks] is the part of
     a collective's span in which the rank waited for the last member, `launch_s` [ops, ranks] the part of a compute
-    span in which the device waited for the host to launch the next kernel. `host_s` is the host's time to issue one
+    span in which the device waited for the host to launch the next kernel, `copied_s` [ops, ranks] the part at its
+    beginning in which bytes crossed the host's links. `host_s` is the host's time to issue one
     step: no step can be shorter. `events` counts simulator events of the run.
     """
 
@@ -80,6 +81,7 @@ class StepTrace:
     wait_s: NDArray[np.float64]
     step_time_s: float
     launch_s: NDArray[np.float64] = field(default_factory=lambda: np.zeros((0, 0)))
+    copied_s: NDArray[np.float64] = field(default_factory=lambda: np.zeros((0, 0)))
     host_s: float = 0.0
     events: int = 0
     link_bytes: NDArray[np.float64] = field(default_factory=lambda: np.zeros(0))

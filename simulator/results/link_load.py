@@ -1,4 +1,4 @@
-"""Which collective loads which link when: the transfers of a step, seen from the links."""
+"""Which collective or host copy loads which link when: the transfers of a step, seen from the links."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from foreshard.simulator.comms.collectives import Lowered, lower
-from foreshard.simulator.job.program import Collective, StepProgram
+from foreshard.simulator.job.program import Compute, StepProgram
 from foreshard.simulator.job.trace import StepTrace
 from foreshard.topologies.cluster import Cluster
 
@@ -22,7 +22,10 @@ IntArray = NDArray[np.int64]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Transfer:
-    """Bytes that one group of the operation `op` (an index) moves over one link between two times in seconds."""
+    """Bytes that one group of the operation `op` (an index) moves over one link between two times in seconds.
+
+    The ranks of a machine that copy from or to host memory are a group, numbered as their node.
+    """
 
     op: int
     group: int
@@ -34,8 +37,8 @@ class Transfer:
 class LinkLoads:
     """All transfers of a step by link.
 
-    A collective's bytes spread over the time from its last member's joining to its end; only totals and means over
-    that time are known, not how the rate varied while others shared the link.
+    A collective's bytes spread over the time from its last member's joining to its end, a host copy's over the time
+    that it took; only totals and means over that time are known, not how the rate varied while others shared the link.
     """
 
     def __init__(self, trace: StepTrace, program: StepProgram, cluster: Cluster) -> None:
@@ -58,18 +61,33 @@ class LinkLoads:
         self._first = np.searchsorted(self._link, np.arange(self._link_count + 1))
 
     def _collect(self, trace: StepTrace, program: StepProgram) -> Iterator[tuple[IntArray, FloatArray]]:
-        """Links and bytes of each group of each collective, its place in the step noted beside."""
+        """Links and bytes of each group of each collective and copy, its place in the step noted beside."""
         position = {op.name: index for index, op in enumerate(trace.ops)}
         for op in program.ops:
-            if not isinstance(op.work, Collective) or op.name not in position:
+            if op.name not in position:
                 continue
             index = position[op.name]
+            if isinstance(op.work, Compute):
+                yield from self._copies(trace, index, op.work)
+                continue
             for group, lowered in enumerate(lower(self._cluster, op.work)):
                 members = op.work.groups.members[group]
                 begun = trace.start_s[index, members] + trace.wait_s[index, members]
                 self._ops.append((index, group))
                 self._times.append((float(begun.max()), float(trace.end_s[index, members].max())))
                 yield _loads(lowered)
+
+    def _copies(self, trace: StepTrace, index: int, work: Compute) -> Iterator[tuple[IntArray, FloatArray]]:
+        """Links and bytes of each machine's copies from and to host memory."""
+        for copy in work.copies:
+            ranks = np.flatnonzero(copy.nbytes)
+            nodes = self._cluster.node_of[ranks]
+            for node, links, nbytes in self._cluster.host_loads(ranks, copy.nbytes[ranks], copy.direction):
+                members = ranks[nodes == node]
+                begun = trace.start_s[index, members]
+                self._ops.append((index, node))
+                self._times.append((float(begun.min()), float((begun + trace.copied_s[index, members]).max())))
+                yield links, nbytes
 
     @cached_property
     def nbytes(self) -> FloatArray:

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from foreshard.simulator.job.codecs import FULL_BYTES, codec_bytes
 from foreshard.simulator.job.demand import BatchOwnerDemand, LocalDemand, ReplicaDemand
+from foreshard.simulator.job.program import HostCopy
 from foreshard.simulator.job.work import Work, WorkKind
 from foreshard.simulator.job.workload import BYTES_PER_ELEMENT, DataType, Dense
 from foreshard.topologies.cluster import Cluster
@@ -73,9 +74,12 @@ class CostModel:
     # -- ids ---------------------------------------------------------------------------------------------------
 
     def copy_in(self, nbytes: FloatArray) -> Work:
-        """Host-to-device copy of `nbytes` [ranks]: bytes over the PCIe rate seen in practice; free without a host."""
-        seconds = self._floored(_over(nbytes, self._cluster.host_to_device_bytes_per_s))
-        return self.work("copy_in", {"bytes": nbytes}, seconds)
+        """Host-to-device copy of `nbytes` [ranks]: nothing beside its way over the links, which `copies_in` tells."""
+        return self.work("copy_in", {"bytes": nbytes}, np.zeros(self._cluster.size))
+
+    def copies_in(self, nbytes: FloatArray) -> tuple[HostCopy, ...]:
+        """What `copy_in` puts on the host's links, no shorter than a kernel's shortest run."""
+        return (HostCopy(nbytes=nbytes, floor_s=self["kernel_floor"]),)
 
     def permute(self, ids: FloatArray, lengths: FloatArray) -> Work:
         """Putting the ids of the own batch in the order of their owners: each read and written once."""
@@ -135,17 +139,18 @@ class CostModel:
         """Copying `nbytes` [ranks] of weights to pad them."""
         return self.work("pad", {"bytes": nbytes}, self._stream(2 * nbytes))
 
-    def fetch(self, local: LocalDemand) -> FloatArray:
-        """Seconds to bring in the rows that a lookup does not find in HBM, at the rate when all ranks pull at once.
+    def fetch(self, local: LocalDemand) -> tuple[HostCopy, ...]:
+        """The rows that a lookup does not find in HBM, brought in on demand before it reads them: nothing hides it.
 
-        Fetched on demand, before the lookup reads them: nothing hides it. 0 without tables in host memory.
+        None without tables in host memory.
         """
-        return _over(local.host_reads, self._cluster.host_to_device_bytes_per_s)
+        return (HostCopy(nbytes=local.host_reads),) if local.host_reads.any() else ()
 
-    def write_back(self, local: LocalDemand) -> FloatArray:
-        """Seconds to write updated rows and state back to host memory, after reading what the update still lacks."""
-        read = _over(local.host_update_reads, self._cluster.host_to_device_bytes_per_s)
-        return read + _over(local.host_writes, self._cluster.device_to_host_bytes_per_s)
+    def write_back(self, local: LocalDemand) -> tuple[HostCopy, ...]:
+        """What an update still lacks, read from host memory, and the updated rows and state, written back to it."""
+        read = HostCopy(nbytes=local.host_update_reads)
+        written = HostCopy(nbytes=local.host_writes, direction="from_device")
+        return tuple(copy for copy in (read, written) if copy.nbytes.any())
 
     # -- vectors -----------------------------------------------------------------------------------------------
 
@@ -242,11 +247,6 @@ class CostModel:
         """At least a kernel's shortest run where there is any work, [ranks]."""
         values = np.broadcast_to(np.asarray(seconds, dtype=np.float64), (self._cluster.size,))
         return np.where(values > 0, np.maximum(values, self["kernel_floor"]), 0.0)
-
-
-def _over(nbytes: FloatArray, rate: FloatArray) -> FloatArray:
-    """Seconds for `nbytes` at `rate` [ranks] bytes/s; 0 where there is no host link."""
-    return np.divide(nbytes, rate, out=np.zeros(len(rate)), where=rate > 0)
 
 
 def _row_counts(local: LocalDemand, vector_bytes: float) -> dict[str, FloatArray | float]:

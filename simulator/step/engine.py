@@ -10,7 +10,7 @@ and shares links with whatever else is in flight. So the events of a step are it
 from __future__ import annotations
 
 from collections import defaultdict, deque
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import cast
@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from foreshard.simulator.comms.collectives import Lowered, lower
 from foreshard.simulator.comms.network import Network
 from foreshard.simulator.job.program import Collective, Compute, Dep, Op, StepProgram
+from foreshard.simulator.step.host_copies import CopyInFlight, HostCopies
 from foreshard.topologies.cluster import Cluster
 from foreshard.topologies.errors import DeadlockError, InputError
 
@@ -39,13 +40,15 @@ _NAMED = 8  # ranks named in an error before it says "and N more"
 class Timeline:
     """Times of every operation, `start` and `end` [steps, ops, ranks] in seconds; NaN where a rank has no part.
 
-    `begun` [steps, ops, ranks]: when the last member had joined the collective (its start, for compute).
+    `begun` [steps, ops, ranks]: when the last member had joined the collective (its start, for compute). `copied_s`
+    [ranks]: how long copies over the host's links took before an operation (by its index) computed in the last step.
     `link_bytes` [links] moved in all steps; `events` SimPy events processed.
     """
 
     start: FloatArray
     begun: FloatArray
     end: FloatArray
+    copied_s: Mapping[int, FloatArray]
     link_bytes: FloatArray
     events: int
 
@@ -79,6 +82,10 @@ class Engine:
         self._joined: dict[int, IntArray] = {}
         self._joined_at: dict[int, FloatArray] = {}
         self._phase: dict[Key, int] = {}
+        self._copies = HostCopies(cluster)
+        self._in_flight: dict[Key, CopyInFlight] = {}  # copies; their keys have a number below 0 in place of a group
+        self._copies_begun = 0
+        self._copied_s: dict[int, FloatArray] = {}
         self._todo: deque[Callable[[], None]] = deque()
         self._env = simpy.Environment()
         self._starts: dict[float, list[Key]] = {}
@@ -110,6 +117,8 @@ class Engine:
                     self._successors[predecessor].append((node, 0.0))
                 self._pending[node] = len(before) + 1
                 last_on_stream[op.stream] = node
+                if isinstance(op.work, Compute) and op.work.copies:
+                    self._copied_s[node] = np.zeros(self._program.world_size)
                 if isinstance(op.work, Collective):
                     self._joined[node] = np.zeros(len(op.work.groups), dtype=np.int64)
                     self._joined_at[node] = np.zeros(len(op.work.groups))
@@ -165,14 +174,40 @@ class Engine:
         work = self._ops[node % len(self._ops)].work
         if isinstance(work, Compute):
             self._begun[node, ready] = start[ready]
-            ends = np.maximum(start[ready] + work.seconds[ready], self._issued[node, ready])
-            self._todo.append(partial(self._complete, node, ready, ends))
+            self._compute(node, work, ready, start[ready])
         else:
             self._join(node, work, ready)
 
+    def _compute(self, node: int, work: Compute, ranks: IntArray, times: FloatArray, copied: int = 0) -> None:
+        """`ranks` are at `times` past so many of an operation's copies over the host's links: copy on, or compute."""
+        finite = np.isfinite(times)
+        ranks, times = ranks[finite], times[finite]  # a rank that never gets there: whoever waits for it will be told
+        for number in range(copied, len(work.copies)):
+            moving = self._copies.moving(work.copies[number], ranks)
+            waiting = self._copies.wait((node, number), work.copies[number], ranks[moving], times[moving])
+            for at in waiting:
+                self._on_clock(at, partial(self._begin_copies, at))
+            ranks, times = ranks[~moving], times[~moving]
+        if work.copies:
+            self._copied_s[node][ranks] = times - self._begun[node, ranks]
+        ends = np.maximum(times + work.seconds[ranks], self._issued[node, ranks])
+        self._todo.append(partial(self._complete, node, ranks, ends))
+
+    def _on_clock(self, at: float, action: Callable[[simpy.Event], None]) -> None:
+        event = self._env.timeout(max(0.0, at - self._env.now))
+        event.callbacks.append(action)
+        self._events += 1
+
+    def _begin_copies(self, at: float, _: simpy.Event) -> None:
+        for copy in self._copies.begin(at):
+            self._copies_begun += 1
+            key = (copy.place[0], -self._copies_begun)
+            self._in_flight[key] = copy
+            self._network.start(key, copy.links, copy.nbytes, copy.floor_s)
+
     def _complete(self, node: int, ranks: IntArray, ends: FloatArray) -> None:
         finite = np.isfinite(ends)
-        if not finite.all():  # a rank that never gets there: whoever waits for it will be told
+        if not finite.all():  # work without an end
             ranks, ends = ranks[finite], ends[finite]
         self._end[node, ranks] = ends
         for successor, lag in self._successors[node]:
@@ -223,9 +258,7 @@ class Engine:
         at = now + phases[self._phase[key]].latency_s
         if at not in self._starts:
             self._starts[at] = []
-            event = self._env.timeout(max(0.0, at - self._env.now))
-            event.callbacks.append(partial(self._begin_transfers, at))
-            self._events += 1
+            self._on_clock(at, partial(self._begin_transfers, at))
         self._starts[at].append(key)
         return True
 
@@ -237,9 +270,17 @@ class Engine:
     def _finished(self, keys: list[Hashable]) -> None:
         """Transfers ended now: begin their next phases, or complete the collectives, all groups of one at once."""
         done: dict[int, list[int]] = defaultdict(list)
+        copied: dict[tuple[int, int], list[IntArray]] = defaultdict(list)
         for key in sorted(cast(list[Key], keys)):
-            if not self._advance(key, self._env.now):
+            if key in self._in_flight:
+                copy = self._in_flight.pop(key)
+                copied[copy.place].append(copy.ranks)
+            elif not self._advance(key, self._env.now):
                 done[key[0]].append(key[1])
+        for (node, number), parts in copied.items():
+            ranks, work = np.concatenate(parts), self._ops[node % len(self._ops)].work
+            assert isinstance(work, Compute)
+            self._compute(node, work, ranks, np.full(len(ranks), self._env.now), number + 1)
         for node, groups in done.items():
             work = self._ops[node % len(self._ops)].work
             assert isinstance(work, Collective)
@@ -260,6 +301,7 @@ class Engine:
             start=self._start.reshape(shape),
             begun=self._begun.reshape(shape),
             end=self._end.reshape(shape),
+            copied_s={node % len(self._ops): seconds for node, seconds in self._copied_s.items()},
             link_bytes=self._network.link_bytes,
             events=self._events + self._network.events,
         )

@@ -4,16 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-import numpy as np
-from numpy.typing import NDArray
-
-from foreshard.simulator.job.program import Collective, Compute, Dep, Op, Stage, Stream
+from foreshard.simulator.job.program import Collective, Compute, Dep, HostCopy, Op, Stage, Stream
 from foreshard.simulator.job.work import Work
 from foreshard.simulator.step.costs import CostModel
 
 __all__ = ["OpList"]
-
-FloatArray = NDArray[np.float64]
 
 
 @dataclass(slots=True, kw_only=True)
@@ -25,12 +20,10 @@ class OpList:
 
     def compute(
         self, name: str, stage: Stage, stream: Stream, works: tuple[Work, ...], launches: float,
-        *, deps: tuple[Dep, ...] = (), batch: int = 0, transfer_s: FloatArray | None = None,
+        *, deps: tuple[Dep, ...] = (), batch: int = 0, copies: tuple[HostCopy, ...] = (),
     ) -> None:  # fmt: skip
-        """Add works that the host issues as so many kernel launches, and `transfer_s` [ranks] on the host link."""
+        """Add works that the host issues as so many kernel launches, after `copies` over the host's links."""
         seconds = sum((work.seconds for work in works[1:]), start=works[0].seconds)
-        if transfer_s is not None:
-            seconds = seconds + transfer_s
         count = round(launches)
         self.ops.append(
             Op(
@@ -38,7 +31,7 @@ class OpList:
                 label=_label(name),
                 stage=stage,
                 stream=stream,
-                work=Compute(seconds=seconds, works=works),
+                work=Compute(seconds=seconds, works=works, copies=copies),
                 deps=deps,
                 batch=batch,
                 launches=count,

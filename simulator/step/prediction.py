@@ -215,7 +215,7 @@ def simulate_program(program: StepProgram, cluster: Cluster) -> StepTrace:
     engine = Engine(program, cluster, steps)
     timeline = engine.run()
     marks = timeline.end[:, _last_compute(program)].max(axis=1)
-    origin = marks[-2]
+    origin, idle = marks[-2], np.zeros(program.world_size)
     return StepTrace(
         source="predicted",
         ops=tuple(_describe(op, timeline, engine.lowered, index) for index, op in enumerate(program.ops)),
@@ -223,6 +223,7 @@ def simulate_program(program: StepProgram, cluster: Cluster) -> StepTrace:
         end_s=timeline.end[-1] - origin,
         wait_s=np.maximum(timeline.begun[-1] - timeline.start[-1], 0.0),
         launch_s=np.stack([_launch_waits(op, timeline, index) for index, op in enumerate(program.ops)]),
+        copied_s=np.stack([timeline.copied_s.get(index, idle) for index in range(len(program.ops))]),
         host_s=sum(op.host_s for op in program.ops),
         step_time_s=float(marks[-1] - origin),
         events=timeline.events,
@@ -235,10 +236,12 @@ def _last_compute(program: StepProgram) -> int:
 
 
 def _launch_waits(op: Op, timeline: Timeline, index: int) -> FloatArray:
-    """Seconds of a compute span beyond its work: the device waits for launches, [ranks]; none in a collective."""
+    """Seconds of a compute span beyond its copies and its work: the device waits for launches, [ranks]; none in a
+    collective."""
     if isinstance(op.work, Collective):
         return np.zeros(timeline.end.shape[-1])
-    waited: FloatArray = np.maximum(timeline.end[-1, index] - timeline.begun[-1, index] - op.work.seconds, 0.0)
+    busy = op.work.seconds + timeline.copied_s.get(index, 0.0)
+    waited: FloatArray = np.maximum(timeline.end[-1, index] - timeline.begun[-1, index] - busy, 0.0)
     return waited
 
 

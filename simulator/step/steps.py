@@ -98,10 +98,10 @@ class _Builder(ReplicaOps):
         dense_inputs = self.scenario.workload.dense.input_features
         nbytes = self.demand.batch_ids * INDEX_BYTES + self.demand.batch_lengths * LENGTH_BYTES
         nbytes = nbytes + self.scenario.workload.batch_size * dense_inputs * FULL_BYTES
-        work = self.costs.copy_in(nbytes)
         self.compute(
-            "copy_batch_to_device", "batch_input", "copy", (work,), self.costs["copy_batch_launches"], batch=ahead
-        )
+            "copy_batch_to_device", "batch_input", "copy", (self.costs.copy_in(nbytes),),
+            self.costs["copy_batch_launches"], batch=ahead, copies=self.costs.copies_in(nbytes),
+        )  # fmt: skip
 
     def splits(self, families: tuple[FamilyDemand, ...] | list[FamilyDemand], *, suffix: str, batch: int) -> None:
         """Permute or bucketise the ids of the batch and tell every peer how many come (the host needs the answer)."""
@@ -174,7 +174,7 @@ class _Builder(ReplicaOps):
         self.compute(
             f"lookup.{name}", "vector_return", "compute",
             (self.costs.lookup(family.local, FULL_BYTES),), self.costs["lookup_launches"], deps=(routed, *synced),
-            transfer_s=self.costs.fetch(family.local),
+            copies=self.costs.fetch(family.local),
         )  # fmt: skip
         released = self.release_weights(family)
         last = self.exchange(family.output, "output_dist", name, "vector_return", precision, dim, f"lookup.{name}")
@@ -247,7 +247,7 @@ class _Builder(ReplicaOps):
                 f"embedding_backward.{family_name(family)}", "sparse_gradient_return", "compute",
                 (of_rows(family.local, FULL_BYTES),), self.costs["embedding_backward_launches"],
                 deps=(Dep(self.gather_weights(family, after)),),
-                transfer_s=None if summed else self.costs.write_back(family.local),
+                copies=() if summed else self.costs.write_back(family.local),
             )  # fmt: skip
         self.replica_sync()
         self.dense_optimizer()

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from foreshard.simulator.comms.collectives import lower
 from foreshard.simulator.job.layout import Layout
-from foreshard.simulator.job.program import Collective
+from foreshard.simulator.job.program import Collective, Compute
 from foreshard.simulator.job.scenario import ClusterChoice, Comms, Execution, Scenario
 from foreshard.simulator.job.sharding import Plan, ShardingType, TableSharding
 from foreshard.simulator.job.workload import Access, DataType, Dense, Table, Workload
@@ -87,11 +87,17 @@ def test_what_leaves_network_cards_arrives_at_network_cards(scenario: Scenario) 
 
 @settings(max_examples=25)
 @given(scenario=scenarios())
-def test_links_move_exactly_what_the_collectives_put_on_them(scenario: Scenario) -> None:
-    """The engine neither loses nor invents bytes: a link's bytes are the sum over the collectives of the step."""
+def test_links_move_exactly_what_collectives_and_host_copies_put_on_them(scenario: Scenario) -> None:
+    """The engine neither loses nor invents bytes: a link's bytes are the sum over the collectives and copies of the
+    step."""
     prediction = Prediction(scenario)
     expected = np.zeros(len(prediction.cluster.link_usable))
+    ranks = np.arange(prediction.cluster.size)
     for op in prediction.program(prediction.shown_sync).ops:
+        if isinstance(op.work, Compute):
+            for copy in op.work.copies:
+                for _, links, nbytes in prediction.cluster.host_loads(ranks, copy.nbytes, copy.direction):
+                    expected[links] += nbytes
         if isinstance(op.work, Collective):
             for lowered in lower(prediction.cluster, op.work):
                 for phase in lowered.phases:
