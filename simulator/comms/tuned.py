@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from foreshard.simulator.comms.gloo import gloo_ring
+from foreshard.simulator.comms.gloo import gloo_collective
 from foreshard.simulator.comms.loads import Loads
 from foreshard.simulator.comms.lowering import Draft, Phase
 from foreshard.simulator.comms.machine_constants import machine_constant
@@ -52,7 +52,7 @@ def _draft(members: Members, kind: CollectiveKind, nbytes: float) -> Draft:
         return Draft("none", (), 0.0, None)
     necessary = _necessary(members, kind).times(nbytes)
     if members.cluster.backend == "gloo":
-        return gloo_ring(members, kind, nbytes, necessary)
+        return gloo_collective(members, kind, nbytes, necessary)
     runs = [_run(members, kind, choice, nbytes) for choice in choices(kind, members.shape)]
     run = min(runs, key=lambda run: run.total_s)
     return Draft(" ".join(run.choice), (run.phase,), necessary.nominal_s, necessary.busiest)
