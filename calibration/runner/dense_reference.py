@@ -151,7 +151,7 @@ class DenseReference:
         total = torch.stack(losses).sum()
         if total.requires_grad:
             total.backward()
-        self.losses.append([float(loss) for loss in losses])
+        self.losses.append([float(loss.detach()) for loss in losses])
         self._update_tables(number)
         self._update_dense()
 
@@ -304,7 +304,7 @@ def _averaged(table: Table, batch: JaggedBatch, feature: str, sums: torch.Tensor
 def _average_weights(copies: list[Copy]) -> None:
     mean = torch.stack([copy.weights.float() for copy in copies]).mean(dim=0)
     for copy in copies:
-        copy.weights = mean.to(copy.weights.dtype)
+        copy.weights = mean.to(copy.weights.dtype, copy=True)
 
 
 def _average_state(copies: list[Copy]) -> None:
