@@ -18,7 +18,8 @@ _MOST_PORT = 65535
 class Place:
     """Rank of this process, ranks in all and on this node, and the address of the store where they meet.
 
-    `attempt` counts restarts by torchrun. `agent_holds_store`: torchrun itself serves the store, not rank 0.
+    Nodes may have different numbers of ranks, each those that follow the node's first. `attempt` counts restarts by
+    torchrun. `agent_holds_store`: torchrun itself serves the store, not rank 0.
     """
 
     rank: int
@@ -27,25 +28,16 @@ class Place:
     local_world_size: int
     master_addr: str
     master_port: int
+    node: int = 0
     attempt: int = 0
     agent_holds_store: bool = False
 
-    @property
-    def node(self) -> int:
-        """Index of the node, nodes having equally many ranks."""
-        return self.rank // self.local_world_size
-
-    @property
-    def nodes(self) -> int:
-        """Nodes of the run."""
-        return self.world_size // self.local_world_size
-
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] | None = None) -> Place:
-        """Read RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT, and LOCAL_RANK and LOCAL_WORLD_SIZE where they are set.
+        """Read RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT, and LOCAL_RANK, LOCAL_WORLD_SIZE and GROUP_RANK (the node).
 
-        Without the last two all ranks are taken to be on one node. Raises InputError with every variable that is
-        missing or wrong.
+        Without LOCAL_... all ranks are taken to be on one node, without GROUP_RANK nodes to have equally many. Raises
+        InputError with every variable that is missing or wrong.
         """
         given = os.environ if environment is None else environment
         missing = [name for name in _NEEDED if not given.get(name)]
@@ -56,11 +48,13 @@ class Place:
             )
         problems: list[str] = []
         rank, world_size = _number(given, "RANK", problems), _number(given, "WORLD_SIZE", problems)
+        local_world_size = _number(given, "LOCAL_WORLD_SIZE", problems, world_size)
         place = cls(
             rank=rank,
             world_size=world_size,
             local_rank=_number(given, "LOCAL_RANK", problems, rank),
-            local_world_size=_number(given, "LOCAL_WORLD_SIZE", problems, world_size),
+            local_world_size=local_world_size,
+            node=_number(given, "GROUP_RANK", problems, rank // max(local_world_size, 1)),
             master_addr=given["MASTER_ADDR"],
             master_port=_number(given, "MASTER_PORT", problems),
             attempt=_number(given, "TORCHELASTIC_RESTART_COUNT", problems, 0),
@@ -82,10 +76,10 @@ class Place:
             found.append(
                 f"LOCAL_RANK = {self.local_rank} with LOCAL_WORLD_SIZE = {self.local_world_size}: out of range"
             )
-        elif self.world_size % self.local_world_size:
+        elif self.local_rank > self.rank or self.rank + self.local_world_size - self.local_rank > self.world_size:
             found.append(
-                f"LOCAL_WORLD_SIZE = {self.local_world_size} does not divide WORLD_SIZE = {self.world_size}: start as "
-                "many ranks on every node"
+                f"RANK = {self.rank} and LOCAL_RANK = {self.local_rank} of {self.local_world_size} do not fit into "
+                f"WORLD_SIZE = {self.world_size}: the ranks of a node must follow each other"
             )
         if not 0 < self.master_port <= _MOST_PORT:
             found.append(f"MASTER_PORT = {self.master_port}: expected 1 to {_MOST_PORT}")

@@ -48,7 +48,7 @@ class Watchdog:
         self._wakeup, self._woken = socket.socketpair()
         self._closing = False
         self._peers: dict[int, Peer] = {}
-        first = place.node * place.local_world_size
+        first = place.rank - place.local_rank
         self._unknown = set(range(first, first + place.local_world_size)) - {place.rank}
         self._holder: Position | None = None  # where rank 0 was, if it holds the store
         self._seen: dict[int, tuple[Position, float]] = {}
