@@ -120,3 +120,25 @@ def test_rounds_do_not_grow_with_disjoint_coflows_of_different_speed(monkeypatch
     rate = max_min_rates(1.0 + each, each, each, np.ones(500), np.full(500, np.inf))
     np.testing.assert_allclose(rate, 1.0 + each)
     assert len(rounds) == 1
+
+
+def test_links_that_differ_by_rounding_alone_are_one_level(monkeypatch):
+    # A chain: coflow i uses links i and i + 1, all as fast but for the last bits. One level, so hardly a round.
+    rounds = []
+    import foreshard.simulator.comms.maxmin as module
+
+    original = module._fair_level
+    monkeypatch.setattr(module, "_fair_level", lambda *args: rounds.append(1) or original(*args))
+    capacity = 2.0 * (1 + 1e-13 * np.random.default_rng(5).random(501))
+    coflow, link = np.repeat(np.arange(500), 2), (np.arange(500)[:, None] + [0, 1]).ravel()
+    rate = max_min_rates(capacity, coflow, link, np.ones(1000), np.full(500, np.inf))
+    np.testing.assert_allclose(rate, 1.0, rtol=1e-12)
+    assert len(rounds) <= 2
+
+
+def test_links_that_differ_by_a_ten_millionth_are_two_levels():
+    # Link 0 holds coflow 0 to 1; on link 1 both would get 1 + 1e-7, so coflow 1 gets what is left: 1 + 2e-7.
+    capacity = np.array([1.0, 2.0 * (1 + 1e-7)])
+    rate = max_min_rates(capacity, np.array([0, 0, 1]), np.array([0, 1, 1]), np.ones(3), np.full(2, np.inf))
+    assert rate[0] == pytest.approx(1.0, rel=1e-12)
+    assert rate[1] - 1 == pytest.approx(2e-7, rel=1e-6)
