@@ -18,6 +18,8 @@ torch = pytest.importorskip("torch", reason="torch is not installed: pip install
 from foreshard.calibration.ops.kernel_ops import KernelOps  # noqa: E402
 from foreshard.calibration.ops.torch_ops import TorchOps  # noqa: E402
 
+torch.set_num_threads(1)  # tensors are tiny: more threads only wait for each other
+
 KERNEL_TESTS = Path(__file__).parents[2] / "kernels" / "conftest.py"
 
 
