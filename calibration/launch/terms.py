@@ -75,7 +75,7 @@ def _text(value: Any) -> str:
 
 
 def differences(mine: Terms, theirs: Terms, names: tuple[str, str]) -> list[str]:
-    """Sentences naming each key in which two terms differ, and both values: "execution.seed is 7 on rank 2, 3 on .."."""
+    """Sentences naming each key in which two terms differ and both values: "execution.seed is 7 on rank 2, 3 on 0"."""
     keys = [key for key in {**theirs, **mine} if _text(mine.get(key)) != _text(theirs.get(key))]
     told = []
     for key in keys[:_MOST]:
