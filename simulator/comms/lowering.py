@@ -16,6 +16,7 @@ class Phase:
 
     A port that reaches only a share of what its link carries takes up more of the link than its bytes: stretch[k] >= 1
     times as much. So one collective alone takes as long as was measured, and two at once share what the port reaches.
+    Where a measured time is shorter than the link is stated to allow, the bytes take up less: stretch[k] below 1.
     """
 
     latency_s: float

@@ -17,6 +17,7 @@ from foreshard.simulator.job.suggestions import did_you_mean, toml_path
 from foreshard.simulator.job.workload import Dense, Table
 from foreshard.simulator.plans.plan_checks import check_plan, check_plan_by_size
 from foreshard.simulator.step.prediction import load_cluster
+from foreshard.simulator.step.profiles import load_profile
 from foreshard.topologies.cluster import Cluster
 from foreshard.topologies.errors import InputError
 from foreshard.topologies.presets import preset_names
@@ -45,12 +46,17 @@ def resolve_cluster(choice: ClusterChoice, problems: list[str], conflicts: list[
         problems.append(f'cluster.preset = "{choice.preset}": no such machine{hint}')
         return None
     try:
-        return load_cluster(choice)
+        cluster = load_cluster(choice)
     except InputError as error:
         where = f"{error.where}: " if error.where else ""
         own = choice.file is not None and error.where == choice.file
         (problems if own else conflicts).extend(some([f"cluster: {where}{problem}" for problem in error.problems]))
         return None
+    try:
+        load_profile(choice, cluster)
+    except InputError as error:
+        problems.extend(some([f"cluster.profile: {error.where}: {problem}" for problem in error.problems]))
+    return cluster
 
 
 def check_tables(tables: Sequence[Table]) -> Iterator[str]:

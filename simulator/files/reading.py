@@ -277,12 +277,18 @@ class _Reading:
         if isinstance(section, dict) and "degrade" in section:
             section = {**section, "degrade": self._degrade(section["degrade"])}
         choice = validated(ClusterChoice, section, ("cluster",), self.problems)
-        if choice is None or choice.file is None:
-            return choice
-        if "\0" in choice.file:
-            self.problems.append(f"cluster.file = {shown(choice.file)}: no file has such a name")
+        if choice is None:
             return None
-        return replace(choice, file=str((self.folder / choice.file).resolve()))
+        if any("\0" in (path or "") for path in (choice.file, choice.profile)):
+            names = {"file": choice.file, "profile": choice.profile}
+            wrong = (f"cluster.{key} = {shown(path)}" for key, path in names.items() if "\0" in (path or ""))
+            self.problems.extend(f"{where}: no file has such a name" for where in wrong)
+            return None
+        return replace(choice, file=self._beside(choice.file), profile=self._beside(choice.profile))
+
+    def _beside(self, path: str | None) -> str | None:
+        """The path of a file that is named relative to the scenario's."""
+        return None if path is None else str((self.folder / path).resolve())
 
     def _degrade(self, factors: Any) -> list[list[Any]]:
         """Link patterns and factors as pairs, without those that are no factor."""

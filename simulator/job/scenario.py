@@ -24,13 +24,15 @@ class ClusterChoice:
     """Which machine: a shipped preset or a cluster file, how many nodes of it, and what is broken in it.
 
     Without `nodes` a preset is one node, a file what it says.
-    `degrade` pairs patterns of link names with the factor on their bandwidth, 0 for a missing link.
+    `degrade` pairs patterns of link names with the factor on their bandwidth, 0 for a missing link. `profile` is a file
+    of what was measured on such a machine, which takes the place of modelled times.
     """
 
     preset: str | None = None
     file: str | None = None
     nodes: Annotated[int, Ge(1)] | None = None
     degrade: tuple[tuple[str, Annotated[float, Ge(0), Le(1)]], ...] = ()
+    profile: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -15,13 +15,14 @@ from foreshard.topologies.errors import UnitError
 from foreshard.topologies.machine import Sourced
 from foreshard.topologies.units import BYTES, SECONDS, parse_quantity
 
-__all__ = ["constants_document", "cost_constants", "read_constants", "with_machine_constants"]
+__all__ = ["constants_document", "cost_constants", "known_constants", "read_constants", "with_machine_constants"]
 
 _UNITS: dict[str, dict[str, float]] = {"s": SECONDS, "bytes": BYTES}
 _DEFAULT_SOURCE = "the scenario"
 
 
-def _known() -> Mapping[str, Sourced]:
+def known_constants() -> Mapping[str, Sourced]:
+    """The constants that a scenario or a profile may replace, by name."""
     return {**machine_constants.default_constants(), **costs.default_constants()}
 
 
@@ -33,7 +34,7 @@ def read_constants(section: Any, problems: list[str]) -> tuple[Constant, ...]:
     if not isinstance(section, Mapping):
         problems.append(f'constants = {shown(section)}: expected a table, as in [constants] host_per_kernel = "9 us"')
         return ()
-    known = _known()
+    known = known_constants()
     found = []
     for name, entry in section.items():
         where = toml_path(("constants", name))
@@ -68,7 +69,10 @@ def _value(given: Any, unit: str, where: str, problems: list[str]) -> float | No
 def constants_document(constants: Iterable[Constant]) -> dict[str, Any]:
     """Return constants as a scenario file holds them, units as text; reading it gives equal constants."""
     return {
-        constant.name: {"value": _written(constant.value, _known()[constant.name].unit), "source": constant.source}
+        constant.name: {
+            "value": _written(constant.value, known_constants()[constant.name].unit),
+            "source": constant.source,
+        }
         for constant in constants
     }
 

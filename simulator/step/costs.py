@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from importlib.resources import files
 from types import MappingProxyType
@@ -20,7 +20,7 @@ from foreshard.topologies.cluster import Cluster
 from foreshard.topologies.errors import InputError
 from foreshard.topologies.machine import Sourced
 
-__all__ = ["INDEX_BYTES", "LENGTH_BYTES", "CostModel", "default_constants"]
+__all__ = ["INDEX_BYTES", "LENGTH_BYTES", "CostModel", "cpu_constants", "default_constants"]
 
 FloatArray = NDArray[np.float64]
 
@@ -31,7 +31,17 @@ LENGTH_BYTES = 4  # int32 lengths
 @cache
 def default_constants() -> Mapping[str, Sourced]:
     """The shipped constants by name, each with value, unit and source."""
-    text = files("foreshard.simulator").joinpath("data/costs.toml").read_text(encoding="utf-8")
+    return _constants_of("costs.toml")
+
+
+@cache
+def cpu_constants() -> Mapping[str, Sourced]:
+    """Those that take another value where ranks are processes on CPUs; assumed, not measured."""
+    return _constants_of("cpu_costs.toml")
+
+
+def _constants_of(name: str) -> Mapping[str, Sourced]:
+    text = files("foreshard.simulator").joinpath("data", name).read_text(encoding="utf-8")
     return MappingProxyType({name: Sourced(**entry) for name, entry in tomllib.loads(text).items()})
 
 
@@ -42,7 +52,8 @@ class CostModel:
     """
 
     def __init__(self, cluster: Cluster, constants: Mapping[str, Sourced] | None = None) -> None:
-        self.constants: Mapping[str, Sourced] = {**default_constants(), **(constants or {})}
+        of_cpu = cpu_constants() if cluster.on_cpu else {}
+        self.constants: Mapping[str, Sourced] = {**default_constants(), **of_cpu, **(constants or {})}
         self._cluster = cluster
         self._hbm = self._per_rank([gpu.hbm_bytes_per_s for gpu in cluster.gpus])
 
@@ -53,8 +64,8 @@ class CostModel:
     def _per_rank(self, per_gpu_kind: list[float]) -> FloatArray:
         return np.asarray(per_gpu_kind, dtype=np.float64)[self._cluster.gpu_index]
 
-    def host(self, launches: float) -> float:
-        """Host seconds to issue `launches` kernels."""
+    def launching(self, launches: float, works: Iterable[Work]) -> float:
+        """Host seconds to issue works as `launches` kernels."""
         return launches * self["host_per_kernel"]
 
     def issue(self) -> float:

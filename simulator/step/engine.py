@@ -26,7 +26,7 @@ from foreshard.simulator.step.host_copies import CopyInFlight, HostCopies
 from foreshard.topologies.cluster import Cluster
 from foreshard.topologies.errors import DeadlockError, InputError
 
-__all__ = ["Engine", "Timeline"]
+__all__ = ["Engine", "Lowering", "Timeline"]
 
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]

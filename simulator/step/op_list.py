@@ -35,7 +35,7 @@ class OpList:
                 deps=deps,
                 batch=batch,
                 launches=count,
-                host_s=self.costs.host(count),
+                host_s=self.costs.launching(count, works),
             )
         )
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
 
-from foreshard.simulator.comms.collectives import Lowered
+from foreshard.simulator.comms.collectives import Lowered, lower
+from foreshard.simulator.comms.measured_times import MeasuredCollectives
 from foreshard.simulator.job.batches import JaggedBatch
 from foreshard.simulator.job.demand import Demand
 from foreshard.simulator.job.layout import ResolvedLayout, Sync, resolve_layout
@@ -19,15 +20,19 @@ from foreshard.simulator.job.trace import CollectiveInfo, OpInfo, StepTrace
 from foreshard.simulator.lookups.plan_demand import exact_demand_of_plans, expected_demand_of_plans
 from foreshard.simulator.lookups.recorded import RecordedBatches
 from foreshard.simulator.lookups.sampling import SampledBatches
+from foreshard.simulator.measured.profile import Profile
 from foreshard.simulator.plans.placement import resolve_plan_by_size
 from foreshard.simulator.step.constants import cost_constants, with_machine_constants
 from foreshard.simulator.step.costs import CostModel
-from foreshard.simulator.step.engine import Engine, Timeline
+from foreshard.simulator.step.engine import Engine, Lowering, Timeline
 from foreshard.simulator.step.inline import inlined
+from foreshard.simulator.step.profiled_costs import ProfiledCosts
+from foreshard.simulator.step.profiles import constants_with, load_profile
 from foreshard.simulator.step.steps import build_program
 from foreshard.topologies.cluster import Cluster
 from foreshard.topologies.clusterfile import load_cluster_file
 from foreshard.topologies.errors import InputError
+from foreshard.topologies.machine import Sourced
 from foreshard.topologies.presets import load_preset
 
 FloatArray = NDArray[np.float64]
@@ -83,11 +88,15 @@ class SyncSteps:
 class Prediction:
     """Everything known about the predicted step of one scenario; the pieces are computed when first asked for."""
 
-    def __init__(self, scenario: Scenario, cluster: Cluster | None = None) -> None:
+    def __init__(self, scenario: Scenario, cluster: Cluster | None = None, profile: Profile | None = None) -> None:
         self.scenario = scenario
-        self.cluster = with_machine_constants(cluster or load_cluster(scenario.cluster), scenario.constants)
+        machine = cluster or load_cluster(scenario.cluster)
+        self.profile = profile or load_profile(scenario.cluster, machine)
+        constants = constants_with(self.profile, scenario.constants)
+        self.cluster = with_machine_constants(machine, constants)
         self.layout: ResolvedLayout = resolve_layout(scenario.layout, self.cluster.size)
-        self.costs = CostModel(self.cluster, cost_constants(scenario.constants))
+        self.costs = _costs(self.cluster, cost_constants(constants), self.profile)
+        self.measured = MeasuredCollectives(self.profile) if self.profile is not None else None
 
     @property
     def local_group_size(self) -> int:
@@ -157,7 +166,7 @@ class Prediction:
     def trace(self) -> StepTrace:
         """The step a reader wants to see: with its synchronisation if that happens every step, else without."""
         if self.sync is None:
-            return simulate_program(self.program(None), self.cluster)
+            return self.simulated(None)
         return self.sync.of(self.shown_sync)
 
     @property
@@ -173,7 +182,12 @@ class Prediction:
         """The step with each way to synchronise replicas; None where there is one replica."""
         if self.layout.replicas == 1:
             return None
-        return SyncSteps(lambda sync: simulate_program(self.program(sync), self.cluster))
+        return SyncSteps(self.simulated)
+
+    def simulated(self, sync: Sync | None) -> StepTrace:
+        """Simulate the step with replicas synchronised by `sync`, with collectives as the profile measured them."""
+        lowering = lower if self.measured is None else self.measured.lower
+        return simulate_program(self.program(sync), self.cluster, lowering)
 
     @property
     def step_time_s(self) -> float:
@@ -182,6 +196,10 @@ class Prediction:
         if self.sync is not None and layout.sync == "weights":
             return self.sync.average_weights_s(layout.sync_interval)
         return self.trace.step_time_s
+
+
+def _costs(cluster: Cluster, constants: Mapping[str, Sourced], profile: Profile | None) -> CostModel:
+    return CostModel(cluster, constants) if profile is None else ProfiledCosts(cluster, constants, profile.work)
 
 
 def load_cluster(choice: ClusterChoice) -> Cluster:
@@ -203,7 +221,7 @@ def simulate(scenario: Scenario) -> StepTrace:
     return Prediction(scenario).trace
 
 
-def simulate_program(program: StepProgram, cluster: Cluster) -> StepTrace:
+def simulate_program(program: StepProgram, cluster: Cluster, lowering: Lowering = lower) -> StepTrace:
     """Run the program past its warm-up and return its steady-state step, seconds from the step's start.
 
     The step time is the distance between the ends of the last compute operation, on the slowest rank, of two
@@ -212,7 +230,7 @@ def simulate_program(program: StepProgram, cluster: Cluster) -> StepTrace:
     if cluster.on_cpu:
         program = inlined(program)
     steps = program.warmup_steps + 1
-    engine = Engine(program, cluster, steps)
+    engine = Engine(program, cluster, steps, lowering)
     timeline = engine.run()
     marks = timeline.end[:, _last_compute(program)].max(axis=1)
     origin, idle = marks[-2], np.zeros(program.world_size)
