@@ -20,6 +20,7 @@ from foreshard.calibration.runner.family import Family
 from foreshard.calibration.runner.shards import Shard, Shards
 from foreshard.calibration.runner.state import BatchState, Issue
 from foreshard.simulator.lookups.overlap import Overlap
+from foreshard.simulator.plans.rows import PartFinder
 from foreshard.simulator.step.prediction import Prediction
 
 if TYPE_CHECKING:
@@ -50,15 +51,18 @@ class Piece:
 
 def pieces_of(prediction: Prediction, shards: Shards, rank: int, device: torch.device) -> tuple[tuple[Piece, ...], ...]:
     """The pieces that a rank synchronises, round by round, in the order that all holders share."""
-    held = [(name, place, one) for name, own in shards.by_family.items() for place, one in enumerate(own)]
+    held = [_Held(name, place, one) for name, own in shards.by_family.items() for place, one in enumerate(own)]
     if prediction.layout.even:
-        return (tuple(Piece(family=name, place=place, shard=one) for name, place, one in held),)
-    by_place = {(one.shard.table.table.name, one.shard.column): one for one in (_Held(*each) for each in held)}
+        return (
+            tuple(Piece(family=one.family, place=one.place, shard=one.shard) for one in held if len(one.shard.weights)),
+        )
+    by_place = {(one.shard.table.table.name, one.shard.column): one for one in held}
     rounds = Overlap(prediction.plans, prediction.layout).pieces_of(rank)
-    return tuple(
-        tuple(_cut(by_place[table.table.name, column], table.find, piece, device) for table, column, piece in own)
+    cut = [
+        [_cut(by_place[table.table.name, column], table.find, piece, device) for table, column, piece in own]
         for own in rounds
-    )
+    ]
+    return tuple(tuple(piece for piece in own if piece.rows is not None and len(piece.rows)) for own in cut)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -68,7 +72,7 @@ class _Held:
     shard: Shard
 
 
-def _cut(held: _Held, find, piece: int, device: torch.device) -> Piece:  # type: ignore[no-untyped-def]
+def _cut(held: _Held, find: PartFinder, piece: int, device: torch.device) -> Piece:
     """The part of a shard that belongs to a piece of its table."""
     import torch
 

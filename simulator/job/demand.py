@@ -95,12 +95,14 @@ class FamilyDemand:
 class ReplicaDemand:
     """What replicas must synchronise at once; `groups` are ranks that hold the same rows, arrays are [ranks].
 
-    `weight_bytes` and `weight_elements` of what the rank holds in common with its group, `state_elements` optimizer
-    state elements kept with them (fp32). `touched_rows` and `touched_elements`: those of its distinct rows that the
-    rank's step touched; `union_rows`, `union_elements`: distinct over all ranks of the group.
+    `shards` are the shards, or the pieces of shards, that the rank holds in common with its group, `weight_bytes` and
+    `weight_elements` their weights, `state_elements` optimizer state elements kept with them (fp32). `touched_rows` and
+    `touched_elements`: those of its distinct rows that the rank's step touched; `union_rows`, `union_elements`:
+    distinct over all ranks of the group.
     """
 
     groups: Groups
+    shards: FloatArray
     weight_bytes: FloatArray
     weight_elements: FloatArray
     state_elements: FloatArray
@@ -117,6 +119,7 @@ class ReplicaDemand:
         zero = np.zeros(groups.world_size)
         return cls(
             groups=groups,
+            shards=sum((family.local.tables for family in families), start=zero),
             weight_bytes=sum((family.weight_bytes for family in families), start=zero),
             weight_elements=sum((family.weight_elements for family in families), start=zero),
             state_elements=sum((family.state_elements for family in families), start=zero),

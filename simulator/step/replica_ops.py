@@ -56,14 +56,22 @@ class ReplicaOps(OpList):
             yield (f".{number}" if len(rounds) > 1 else ""), replica
 
     def _exchange_gradients(self, updated: tuple[Dep, ...]) -> None:
+        """Tell how many rows of each shard were touched, then gather them: all_gather takes lists of one length.
+
+        Equal lengths: NVIDIA/nccl, ncclAllGather's sendcount; gloo alike. Shorter lists are padded to the longest.
+        """
         gathered_bytes, gathered = [], []
         for suffix, replica in self._rounds():
+            counts, rows = f"replica_sync.counts{suffix}", f"replica_sync.rows{suffix}"
+            told = INDEX_BYTES * replica.shards
+            self._over_replicas(counts, "all_gather", _gathered(told, replica.groups), replica.groups, updated)
             own = replica.touched_rows * INDEX_BYTES + replica.touched_elements * FULL_BYTES
-            sizes = tuple(float(own[group].sum()) for group in replica.groups.members)
-            name = f"replica_sync.rows{suffix}"
-            self._over_replicas(name, "all_gather", sizes, replica.groups, updated)
-            gathered.append(Dep(name))
-            gathered_bytes.append(np.array(sizes)[replica.groups.group_of])
+            sizes, known = _gathered(own, replica.groups), (Dep(counts),)
+            self._over_replicas(rows, "all_gather", sizes, replica.groups, known, waits=known)
+            gathered.append(Dep(rows))
+            gathered_bytes.append(
+                np.array([own[group].sum() for group in replica.groups.members])[replica.groups.group_of]
+            )
         work = self.costs.replica_update(np.array(gathered_bytes), self.demand.replica_rounds)
         self.compute(
             "embedding_optimizer.replicas", "optimizer_update", "compute", (work,),
@@ -96,7 +104,7 @@ class ReplicaOps(OpList):
                 f"replica_sync.pad.{name}", "dense_gradient_sync", "replica_comm", (work,), 1, deps=(Dep(after),)
             )
             after = f"replica_sync.pad.{name}"
-        sizes = _of_first_member(family.weight_bytes, replica)
+        sizes = self._divisible(family)
         self._over_replicas(f"replica_sync.reduce_scatter.{name}", "reduce_scatter", sizes, replica, (Dep(after),))
         return (f"replica_sync.reduce_scatter.{name}",)
 
@@ -108,20 +116,32 @@ class ReplicaOps(OpList):
         if self.sync != "fully_sharded":
             return after
         name, replica = f"replica_sync.all_gather.{family_name(family)}", self._replica_groups()
-        self._over_replicas(name, "all_gather", _of_first_member(family.weight_bytes, replica), replica, (Dep(after),))
+        self._over_replicas(name, "all_gather", self._divisible(family), replica, (Dep(after),))
         return name
+
+    def _divisible(self, family: FamilyDemand) -> tuple[float, ...]:
+        """The bytes of a family's weights in each replica group, padded to divide evenly."""
+        missing = -family.weight_elements % self.layout.replicas
+        element = family.weight_bytes / np.maximum(family.weight_elements, 1)
+        return _of_first_member(family.weight_bytes + missing * element, self._replica_groups())
 
     def _replica_groups(self) -> Groups:
         assert self.layout.replica is not None  # resolve_layout refuses fully sharded groups of different sizes
         return self.layout.replica
 
     def _over_replicas(
-        self, name: str, kind: CollectiveKind, nbytes: tuple[float, ...], groups: Groups, deps: tuple[Dep, ...]
-    ) -> None:
+        self, name: str, kind: CollectiveKind, nbytes: tuple[float, ...], groups: Groups, deps: tuple[Dep, ...],
+        *, waits: tuple[Dep, ...] = (),
+    ) -> None:  # fmt: skip
         work = Collective(kind=kind, groups=groups, nbytes=nbytes)
-        self.collective(name, "dense_gradient_sync", "replica_comm", work, deps=deps)
+        self.collective(name, "dense_gradient_sync", "replica_comm", work, deps=deps, waits=waits)
 
 
 def _of_first_member(nbytes: FloatArray, groups: Groups) -> tuple[float, ...]:
     """The bytes of each group, given those of every rank, which are equal among its members."""
     return tuple(nbytes[[group[0] for group in groups.members]].tolist())
+
+
+def _gathered(nbytes: FloatArray, groups: Groups) -> tuple[float, ...]:
+    """The bytes that an all_gather gathers in each group, given those of every rank, padded to the longest."""
+    return tuple(float(nbytes[group].max() * len(group)) for group in groups.members)
