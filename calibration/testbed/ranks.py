@@ -39,6 +39,7 @@ class RankResult:
 def rank_environment(shape: BedShape) -> tuple[dict[str, str], ...]:
     """What torchrun would set for every rank of a bed, and the interface gloo must use, [ranks]."""
     common = {
+        "TORCH_CPP_LOG_LEVEL": os.environ.get("TORCH_CPP_LOG_LEVEL", "ERROR"),  # else it warns that nodes have no names
         "MASTER_ADDR": address_of(0),
         "MASTER_PORT": str(MASTER_PORT),
         "WORLD_SIZE": str(shape.world_size),
