@@ -44,7 +44,7 @@ class World:
             self.device = torch.device("cuda", place.local_rank)
             torch.cuda.set_device(self.device)
         self._timeout = timedelta(seconds=timeout_s)
-        self._groups: dict[tuple[Stream, tuple[int, ...]], dist.ProcessGroup] = {}
+        self._groups: dict[tuple[Stream, tuple[tuple[int, ...], ...]], dist.ProcessGroup] = {}
         _register_serial_gloo()
         dist.init_process_group(
             self._backend_name,
@@ -82,12 +82,12 @@ class World:
         """This rank's process group among `groups` on a stream; made when first asked for, by its members together.
 
         The same members on another stream get a group of their own, except that the world's default group serves both
-        "comm" and "dense_comm".
+        "comm" and "dense_comm". Groups are known by the members of all of them: torch names a new group by how many its
+        process has made before, so all members must have made equally many.
         """
-        members = tuple(groups.members[int(groups.group_of[self.rank])].tolist())
-        key = (stream, members)
+        key = (stream, tuple(tuple(group.tolist()) for group in groups.members))
         if key not in self._groups:
-            self._groups[key] = self._make(stream, members)
+            self._groups[key] = self._make(stream, key[1][int(groups.group_of[self.rank])])
         return self._groups[key]
 
     def _make(self, stream: Stream, members: tuple[int, ...]) -> dist.ProcessGroup:

@@ -187,7 +187,7 @@ class _Replicated:
         named = [(place, shard, name) for place, shard in enumerate(shards) for name in shard.table.table.features]
         self.features = [(shard.number, name) for _, shard, name in named]
         self.widths = [shard.table.table.embedding_dim for _, shard, _ in named]
-        self.modes = ["mean" if shard.table.table.pooling == "mean" else "sum" for _, shard, _ in named]
+        self.modes = ["mean" if shard.table.table.pooling == "mean" else "sum" for shard in shards]
         self.targets = list(targets)
         self.rows = [torch.arange(len(shard.weights), device=ops.device) for shard in shards]
         self.tables: Tables = ops.tables(
