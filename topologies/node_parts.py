@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from foreshard.topologies.errors import InputError
 from foreshard.topologies.fields import Fields, near
 from foreshard.topologies.machine import LEAF, Gpu, Link, LinkKind
-from foreshard.topologies.nodefile import Cable, read_cable, read_gpu
+from foreshard.topologies.nodefile import Cable, kind_advice, read_cable, read_gpu, serving_kinds
 from foreshard.topologies.shipped import parts
 from foreshard.topologies.units import BYTES, parse_quantity
 
@@ -103,8 +103,14 @@ def catalogue_gpu(name: str) -> Gpu:
 
 
 def catalogue_cable(name: str, kind: LinkKind) -> Cable:
-    """Return a link of the catalogue. Raises InputError naming the nearest ones if there is none."""
-    return read_cable(Fields(_part("link", name), f"link.{name}"), kind)
+    """Return a link of the catalogue that can serve as `kind`.
+
+    Raises InputError naming the nearest ones if there is none of that name, or some of that kind if it is of another.
+    """
+    part, kinds = _part("link", name), serving_kinds(kind)
+    if part["kind"] not in kinds:
+        raise InputError(f"{name!r} is of kind {part['kind']}, not {kind}: {kind_advice(kinds)}")
+    return read_cable(Fields(part, f"link.{name}"), kind)
 
 
 def _part(kind: str, name: str) -> dict[str, object]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, get_args
 
@@ -11,7 +11,16 @@ from foreshard.topologies.machine import LEAF, SWITCH, Architecture, Gpu, Link, 
 from foreshard.topologies.shipped import parts
 from foreshard.topologies.units import BYTES, BYTES_PER_S, FLOPS, SECONDS
 
-__all__ = ["Cable", "read_cable", "read_gpu", "read_link", "read_node", "read_part"]
+__all__ = [
+    "Cable",
+    "kind_advice",
+    "read_cable",
+    "read_gpu",
+    "read_link",
+    "read_node",
+    "read_part",
+    "serving_kinds",
+]
 
 
 def read_gpu(fields: Fields) -> Gpu:
@@ -74,24 +83,42 @@ class Cable:
 _NO_CABLE = Cable(bandwidth=1.0, usable=1.0, latency_s=0.0, kind="pcie", source="")
 
 
+def serving_kinds(kind: LinkKind) -> tuple[LinkKind, ...]:
+    """Kinds of link that can stand in the place of one: NVLink-C2C joins a GPU to its CPU as PCIe does."""
+    return ("pcie", "c2c") if kind == "pcie" else (kind,)
+
+
+def kind_advice(kinds: Sequence[LinkKind]) -> str:
+    """What to name in the place of a link of another kind."""
+    names = [name for name, part in parts("link").items() if part["kind"] in kinds]
+    return f"name a {' or '.join(kinds)} link, such as {', '.join(names[:4])}"
+
+
 def read_cable(fields: Fields | None, kind: LinkKind) -> Cable:
-    """Return what a link carries from its table; a stand-in if there is no table (the caller has noted why)."""
+    """Return what a link in the place of `kind` carries from its table, or a stand-in if there is no table (the caller
+    has noted why)."""
+    return _read_cable(fields, kind, serving_kinds(kind))
+
+
+def _read_cable(fields: Fields | None, kind: LinkKind, kinds: Sequence[LinkKind] | None) -> Cable:
     if fields is None:
         return _NO_CABLE
-    kind = fields.choice("kind", get_args(LinkKind), kind)
+    stated: LinkKind = fields.choice("kind", get_args(LinkKind), kind)
+    if kinds is not None and stated not in kinds:
+        fields.note("kind", f"{stated} cannot serve here: {kind_advice(kinds)}")
     bandwidth, usable = fields.quantity("bandwidth", BYTES_PER_S), fields.quantity("usable", BYTES_PER_S)
     if usable > bandwidth:
         fields.note("usable", f"{fields.raw('usable')!r} is above the bandwidth {fields.raw('bandwidth')!r}")
     latency = fields.quantity("latency", SECONDS)
     source = fields.source("bandwidth", "usable", "latency")
     fields.finish()
-    return Cable(bandwidth=bandwidth, usable=usable, latency_s=latency, kind=kind, source=source)
+    return Cable(bandwidth=bandwidth, usable=usable, latency_s=latency, kind=stated, source=source)
 
 
 def read_link(fields: Fields) -> Link:
     """Return one directed link of the explicit form."""
     src, dst = fields.text("src"), fields.text("dst")
-    cable = read_cable(_without(fields, "src", "dst"), "pcie")
+    cable = _read_cable(_without(fields, "src", "dst"), "pcie", None)
     return next(cable.both(src, dst))
 
 

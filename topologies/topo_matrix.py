@@ -3,69 +3,47 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from dataclasses import dataclass
 
 from foreshard.topologies.errors import InputError
+from foreshard.topologies.topo_lines import TopoLines, TopoRow, is_gpu, read_lines
 
 __all__ = ["TopoMatrix", "parse_topo_matrix"]
 
-_ESCAPE = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
-_DEVICE = r"GPU\d{1,3}|NIC\d{1,3}|mlx\d_(?:bond_)?\d{1,3}"
-_OTHER_NIC = re.compile(r"(?:ib|roce|rdma|efa|bnxt|hfi|irdma|qedr|cxgb)[\w.-]*\d", re.IGNORECASE)
-_CODE = re.compile(r"NV\d{1,2}|PIX|PXB|PHB|NODE|SYS|SOC|X")
-_P2P = {"OK", "CNS", "GNS", "TNS", "NS", "DR", "U"}
-_AFFINITY = re.compile(r"[\d,-]+|N/A")
-_COMMAND = re.compile(r"nvidia-smi\s+topo\s+(-\S+)")
-_AMD = re.compile(r"\b(XGMI|rocm-smi|amd-smi)\b", re.IGNORECASE)
+_MOST_LINKS = 18  # NVLinks that any GPU has (H100, H200, B200)
+_MOST = 64  # devices of a kind in one node, as in a cluster file
+_CPU_LIST = re.compile(r"\d{1,5}(?:-\d{1,5})?(?:,\d{1,5}(?:-\d{1,5})?)*", re.ASCII)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TopoMatrix:
-    """Codes between devices; a pair nobody states is absent. `affinity` holds a GPU's CPU list, `line` a row's line."""
+    """Codes between devices; a pair nobody states is absent.
+
+    `affinity` and `numa` hold a device's CPU list and NUMA node, `legend` names of NICs, `line` a row's line.
+    """
 
     devices: tuple[str, ...]
     codes: dict[frozenset[str], str]
     affinity: dict[str, str]
+    numa: dict[str, str]
+    legend: dict[str, str]
     line: dict[str, int]
     messages: tuple[str, ...]
 
     @property
     def gpus(self) -> tuple[str, ...]:
         """GPUs in the order of their numbers."""
-        return tuple(sorted((d for d in self.devices if d.startswith("GPU")), key=lambda name: int(name[3:])))
+        return tuple(sorted(filter(is_gpu, self.devices), key=lambda name: int(name[3:])))
 
     @property
     def nics(self) -> tuple[str, ...]:
         """NICs in the order of the columns."""
-        return tuple(d for d in self.devices if not d.startswith("GPU"))
+        return tuple(d for d in self.devices if not is_gpu(d))
 
     def code(self, a: str, b: str) -> str | None:
         """Code between two devices, None if it is not known."""
         return self.codes.get(frozenset((a, b)))
-
-
-@dataclass(slots=True)
-class _Row:
-    """A row as it stands: codes by column where they can be told, and the text after them."""
-
-    line: int
-    label: str
-    cells: list[str | None]
-    tail: list[str]
-    whole: bool
-
-
-@dataclass(slots=True)
-class _Reading:
-    devices: tuple[str, ...] = ()
-    header_line: int = 0
-    rows: list[_Row] = field(default_factory=list)
-    messages: list[str] = field(default_factory=list)
-    problems: list[str] = field(default_factory=list)
-    without_p2p: list[str] = field(default_factory=list)
-    second_table: bool = False
-    foreign: bool = False
 
 
 def parse_topo_matrix(text: str, where: str) -> TopoMatrix:
@@ -74,106 +52,29 @@ def parse_topo_matrix(text: str, where: str) -> TopoMatrix:
     Tabs and blanks, glued cells, missing and cut rows are read; what was repaired or is missing is in `messages`.
     Raises InputError naming the line where the text cannot be read with certainty, or is another command's.
     """
-    reading = _Reading()
-    for number, line in enumerate(text.splitlines(), start=1):
-        _read_line(reading, number, _ESCAPE.sub("", line))
-        if reading.foreign:
-            break
-    if not reading.devices and not reading.problems:
-        reading.problems.append(
-            "no line names the columns GPU0, GPU1, ...: give the whole output of nvidia-smi topo -m"
-        )
-    elif not reading.rows and not reading.problems:
-        reading.problems.append(f"line {reading.header_line}: no row GPU0 ... follows the header")
-    if not reading.problems:
-        matrix = _joined(reading)
-        if not reading.problems:
+    read = read_lines(text)
+    if not read.devices and not read.problems:
+        read.problems.append("no line names the columns GPU0, GPU1, ...: give the whole output of nvidia-smi topo -m")
+    elif not read.rows and not read.problems:
+        read.problems.append(f"line {read.header_line}: no row GPU0 ... follows the header")
+    _check_counts(read)
+    if not read.problems:
+        matrix = _joined(read)
+        if not read.problems:
             return matrix
-    raise InputError(reading.problems, where=where)
+    raise InputError(read.problems, where=where)
 
 
-def _read_line(reading: _Reading, number: int, line: str) -> None:
-    command = _COMMAND.search(line)
-    if command and command[1].startswith("-p2p"):
-        reading.problems.append(f"line {number}: this is nvidia-smi topo {command[1]}, not -m: run nvidia-smi topo -m")
-        reading.foreign = True
-    if command and command[1] == "-mp":
-        reading.messages.append(f"line {number}: topo -mp hides NVLink; run topo -m to have it")
-    if _AMD.search(line):
-        reading.problems.append(f"line {number}: this describes AMD GPUs, only nvidia-smi topo -m can be read")
-        reading.foreign = True
-    devices = _header(line)
-    if devices:
-        if reading.devices:
-            reading.second_table = True
-        else:
-            reading.devices, reading.header_line = devices, number
-        return
-    label = re.match(rf"\s*({_DEVICE}|{_OTHER_NIC.pattern})(?=\s)", line, re.IGNORECASE)
-    if label and reading.devices:
-        _read_row(reading, number, label[1], line[label.end() :])
+def _check_counts(read: TopoLines) -> None:
+    gpus = sum(map(is_gpu, read.devices))
+    if read.devices and not gpus:
+        read.problems.append(f"line {read.header_line}: the header names no GPU")
+    for count, what in ((gpus, "GPUs"), (len(read.devices) - gpus, "NICs")):
+        if count > _MOST:
+            read.problems.append(f"line {read.header_line}: {count} {what} are more than the {_MOST} of one node")
 
 
-def _header(line: str) -> tuple[str, ...]:
-    """Devices that a header line names; empty if the line is none."""
-    columns = re.split(r"CPU\s*Affinity|NUMA\s*Affinity|GPU\s+NUMA", line)[0]
-    names: list[str] = []
-    for token in columns.split():
-        parts = re.findall(_DEVICE, token)
-        if parts and "".join(parts) == token:
-            names.extend(parts)
-        elif names and _OTHER_NIC.fullmatch(token):
-            names.append(token)
-        else:
-            return ()
-    return tuple(names) if len(names) > 1 or (names and "Affinity" in line) else ()
-
-
-def _read_row(reading: _Reading, number: int, label: str, rest: str) -> None:
-    tokens = rest.split()
-    statuses = [token for token in tokens if token in _P2P]
-    if reading.second_table or statuses:
-        _read_status(reading, number, label, statuses)
-        return
-    if label not in reading.devices:
-        reading.problems.append(
-            f"line {number}: row {label} has no column: the header on line {reading.header_line} "
-            f"names {', '.join(reading.devices)}"
-        )
-        return
-    reading.rows.append(_split(number, label, tokens, len(reading.devices)))
-
-
-def _read_status(reading: _Reading, number: int, label: str, statuses: Sequence[str]) -> None:
-    """A row of P2P statuses: alone it is another command's output, after a matrix it says what works."""
-    if not reading.rows:
-        reading.problems.append(
-            f"line {number}: {', '.join(sorted(set(statuses)))} are P2P statuses of nvidia-smi topo -p2p, "
-            "not distances: run nvidia-smi topo -m"
-        )
-        reading.foreign = True
-    elif set(statuses) - {"OK"}:
-        reading.without_p2p.append(label)
-
-
-def _split(number: int, label: str, tokens: Sequence[str], columns: int) -> _Row:
-    """Codes from the left; the rest is the affinity text."""
-    cells: list[str | None] = []
-    for index, token in enumerate(tokens):
-        codes = _CODE.findall(token)
-        if codes and "".join(codes) == token:
-            cells.extend(codes)
-        elif len(cells) >= columns or _AFFINITY.fullmatch(token):
-            return _Row(number, label, cells, list(tokens[index:]), whole=True)
-        else:
-            # A cell that no code explains, perhaps glued to what follows: its place is known, its value is not.
-            cells.append(None)
-            if re.search(r"\d+-\d+", token):
-                return _Row(number, label, cells, list(tokens[index + 1 :]), whole=True)
-    return _Row(number, label, cells, [], whole=len(cells) >= columns)
-
-
-def _joined(reading: _Reading) -> TopoMatrix:
+def _joined(reading: TopoLines) -> TopoMatrix:
     """The rows put together; every pair is stated by two rows, which must agree and repair each other."""
     by_label = {row.label: row for row in reading.rows}
     if len(by_label) < len(reading.rows):
@@ -190,20 +91,49 @@ def _joined(reading: _Reading) -> TopoMatrix:
             f"the second table says that {', '.join(reading.without_p2p)} cannot copy to peers, so NCCL stages in host "
             "memory; modelled as copies over the CPU, without the second crossing of host memory"
         )
+    affinity, numa = _places(reading)
     return TopoMatrix(
         devices=reading.devices,
         codes=codes,
-        affinity={row.label: row.tail[0] for row in reading.rows if row.tail and _is_cpu_list(row.tail[0])},
+        affinity=affinity,
+        numa=numa,
+        legend=dict(reading.legend),
         line={row.label: row.line for row in reading.rows},
         messages=tuple(reading.messages),
     )
 
 
-def _is_cpu_list(text: str) -> bool:
-    return bool(re.fullmatch(r"\d+(-\d+)?(,\d+(-\d+)?)*", text))
+def _places(reading: TopoLines) -> tuple[dict[str, str], dict[str, str]]:
+    """CPU list and NUMA node of each device where the text behind its codes tells them; the rest is a message."""
+    affinity: dict[str, str] = {}
+    numa: dict[str, str] = {}
+    for row in reading.rows:
+        names = ("CPU affinity", "NUMA affinity", "GPU NUMA ID")[: reading.tail_columns]
+        for name, text in zip(names, row.tail, strict=False):
+            if text == "N/A":
+                continue
+            if not _is_list(text):
+                reading.messages.append(
+                    f"line {row.line}: {name} {text[:40]!r} of {row.label} is no list such as 0-7,16-23; not used"
+                )
+            elif name != "GPU NUMA ID":
+                (affinity if name == "CPU affinity" else numa)[row.label] = text
+        rest = row.tail[len(names) :]
+        if rest:
+            reading.messages.append(f"line {row.line}: {' '.join(rest)[:40]!r} behind row {row.label} is not read")
+    return affinity, numa
 
 
-def _fit(reading: _Reading, row: _Row, by_label: dict[str, _Row]) -> None:
+def _is_list(text: str) -> bool:
+    """Whether a text is a list of numbers and ascending ranges."""
+    if not _CPU_LIST.fullmatch(text):
+        return False
+    bounds = [tuple(map(int, part.split("-"))) for part in text.split(",")]
+    flat = [number for part in bounds for number in part]
+    return all(part[0] < part[-1] for part in bounds if len(part) == 2) and flat == sorted(set(flat))
+
+
+def _fit(reading: TopoLines, row: TopoRow, by_label: dict[str, TopoRow]) -> None:
     """Bring a row to the length of the header, where only one way of doing so agrees with the other rows."""
     missing = len(reading.devices) - len(row.cells)
     if missing == 0:
@@ -226,13 +156,13 @@ def _fit(reading: _Reading, row: _Row, by_label: dict[str, _Row]) -> None:
         reading.messages.append(f"line {row.line}: row {row.label} lacks a code; its place follows from the other rows")
 
 
-def _cut(reading: _Reading, row: _Row, missing: int) -> None:
+def _cut(reading: TopoLines, row: TopoRow, missing: int) -> None:
     """A row that ends early keeps what stands before the cut; its last code may itself be cut (NV1 of NV18)."""
     reading.messages.append(f"line {row.line}: row {row.label} is cut; its last {missing + 1} codes are not used")
     row.cells = [*row.cells[:-1], *[None] * (missing + 1)]
 
 
-def _insertions(reading: _Reading, row: _Row, by_label: dict[str, _Row]) -> Iterator[list[str | None]]:
+def _insertions(reading: TopoLines, row: TopoRow, by_label: dict[str, TopoRow]) -> Iterator[list[str | None]]:
     """The row with one unknown code at every place where all others agree with the symmetric rows."""
     own = reading.devices.index(row.label)
     for place in range(len(reading.devices)):
@@ -245,14 +175,14 @@ def _insertions(reading: _Reading, row: _Row, by_label: dict[str, _Row]) -> Iter
             yield cells
 
 
-def _symmetric(reading: _Reading, row: _Row, column: int, by_label: dict[str, _Row]) -> str | None:
+def _symmetric(reading: TopoLines, row: TopoRow, column: int, by_label: dict[str, TopoRow]) -> str | None:
     """What the row of that column's device says about this row's device, if it is whole."""
     other = by_label.get(reading.devices[column])
     own = reading.devices.index(row.label)
     return other.cells[own] if other is not None and len(other.cells) == len(reading.devices) else None
 
 
-def _agreed(reading: _Reading) -> dict[frozenset[str], str]:
+def _agreed(reading: TopoLines) -> dict[frozenset[str], str]:
     codes: dict[frozenset[str], str] = {}
     said: dict[frozenset[str], int] = {}
     for row in reading.rows:
@@ -264,6 +194,8 @@ def _agreed(reading: _Reading) -> dict[frozenset[str], str]:
                     f"line {row.line}: {row.label} to {other} is {code}: X stands on the diagonal only"
                 )
                 continue
+            if code.startswith("NV") and not _possible_nvlinks(reading, row, other, code):
+                continue
             pair = frozenset((row.label, other))
             if code != "X" and codes.setdefault(pair, code) != code:
                 reading.problems.append(
@@ -274,7 +206,20 @@ def _agreed(reading: _Reading) -> dict[frozenset[str], str]:
     return {pair: "SYS" if code == "SOC" else code for pair, code in codes.items()}
 
 
-def _note_repairs(reading: _Reading, codes: dict[frozenset[str], str]) -> None:
+def _possible_nvlinks(reading: TopoLines, row: TopoRow, other: str, code: str) -> bool:
+    """Whether a code of NVLinks can be; what is wrong with it is a problem."""
+    if not (is_gpu(row.label) and is_gpu(other)):
+        reading.problems.append(f"line {row.line}: {row.label} to {other} is {code}, but NVLinks join GPUs only")
+    elif int(code[2:]) > _MOST_LINKS:
+        reading.problems.append(
+            f"line {row.line}: {row.label} to {other} is {code}, but no GPU has more than {_MOST_LINKS} NVLinks"
+        )
+    else:
+        return True
+    return False
+
+
+def _note_repairs(reading: TopoLines, codes: dict[frozenset[str], str]) -> None:
     for row in reading.rows:
         if not row.whole:
             continue

@@ -25,14 +25,22 @@ def read_topo_text(
     `gpu` and `nic` name parts of the catalogue; without them the number of NVLinks decides. Raises InputError where
     the text cannot be read.
     """
+    if nic is not None:
+        catalogue_cable(nic, "network")
+    named = catalogue_gpu(gpu) if gpu else None
     matrix = completed(parse_topo_matrix(text, where))
     lanes = _lanes(matrix)
     messages = list(matrix.messages)
-    model = catalogue_gpu(gpu) if gpu else _likely_gpu(matrix, lanes, messages)
+    model = named or _likely_gpu(matrix, lanes, messages)
     parts = part_list(model)
     places = place_devices(matrix)
     messages.extend(places.messages)
-    messages.extend(_assumed_numbers(model, parts, nic, places))
+    messages.extend(
+        f"legend: {name} is {other}, but no column has that name"
+        for name, other in matrix.legend.items()
+        if name not in matrix.devices
+    )
+    messages.extend(_assumed_numbers(model, parts, nic, matrix, places))
     names = _names(matrix, places)
     links = (
         *_nvlinks(names, lanes, parts, len(matrix.gpus), messages),
@@ -80,7 +88,7 @@ def _likely_gpu(matrix: TopoMatrix, lanes: dict[tuple[str, str], int], messages:
     return catalogue_gpu(name)
 
 
-def _assumed_numbers(gpu: Gpu, parts: PartList, nic: str | None, places: Places) -> Iterator[str]:
+def _assumed_numbers(gpu: Gpu, parts: PartList, nic: str | None, matrix: TopoMatrix, places: Places) -> Iterator[str]:
     yield (
         f"topo -m gives no speeds: PCIe as {parts.pcie}, sockets as {parts.memory} and {parts.smp}, "
         f"{parts.host_memory} of host memory are assumed, as usual with {gpu.name}"
@@ -88,10 +96,13 @@ def _assumed_numbers(gpu: Gpu, parts: PartList, nic: str | None, places: Places)
     if places.nics and nic is None:
         yield f"every NIC is assumed to be {parts.nic}: name yours with --nic"
     if places.nics:
-        numbered = ", ".join(f"nic{i} is {name}" for i, name in enumerate(places.nics))
+        legend = {name: f"{name} ({matrix.legend[name]})" if name in matrix.legend else name for name in places.nics}
+        numbered = ", ".join(f"nic{i} is {legend[name]}" for i, name in enumerate(places.nics))
         yield f"NICs by column: {numbered}"
     else:
         yield "there is no NIC, so the machine cannot be joined with others"
+    if [int(name[3:]) for name in matrix.gpus] != list(range(len(matrix.gpus))):
+        yield f"GPUs by number: {', '.join(f'gpu{i} is {name}' for i, name in enumerate(matrix.gpus))}"
 
 
 def _nvlinks(

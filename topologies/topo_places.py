@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from itertools import combinations, pairwise
 
+from foreshard.topologies.topo_lines import is_gpu
 from foreshard.topologies.topo_matrix import TopoMatrix
 
 __all__ = ["Places", "completed", "place_devices"]
@@ -38,7 +39,7 @@ def completed(matrix: TopoMatrix) -> TopoMatrix:
 
 
 def _guess(matrix: TopoMatrix, a: str, b: str) -> str:
-    known = {c for pair, c in matrix.codes.items() if len(pair) == 2 and all(d.startswith("GPU") for d in pair)}
+    known = {c for pair, c in matrix.codes.items() if len(pair) == 2 and all(map(is_gpu, pair))}
     if len(known) == 1:
         return next(iter(known))
     over = ((matrix.code(a, k), matrix.code(k, b)) for k in matrix.gpus)
@@ -57,6 +58,7 @@ def place_devices(matrix: TopoMatrix) -> Places:
     if any(matrix.code(a, b) == "PXB" for a in devices for b in devices if a != b):
         messages.append("devices at PXB distance are taken to hang on one PCIe switch; a tree of switches is not told")
     socket = _sockets(matrix, devices, messages)
+    _note_merged(matrix, devices, socket, switch, messages)
     return Places(socket=socket, switch=switch, nics=nics, messages=tuple(messages))
 
 
@@ -139,23 +141,56 @@ def _sockets(matrix: TopoMatrix, devices: tuple[str, ...], messages: list[str]) 
 
 
 def _gpus_in(group: list[str]) -> int:
-    return sum(device.startswith("GPU") for device in group)
+    return sum(map(is_gpu, group))
 
 
 def _tells_place(matrix: TopoMatrix, group: list[str]) -> bool:
-    """Whether a group is known to be a socket: by a CPU list, or by distances where the file has no CPU lists."""
-    if matrix.affinity:
-        return any(device in matrix.affinity for device in group)
+    """Whether a group is known to be a socket: by a CPU list or NUMA node, or by distances where the file has none."""
+    if matrix.affinity or matrix.numa:
+        return any(device in matrix.affinity or device in matrix.numa for device in group)
     return any(matrix.code(device, other) in _FAR for device in group for other in matrix.devices if other != device)
 
 
 def _same_cpus(matrix: TopoMatrix, a: str, b: str) -> bool:
-    return a in matrix.affinity and matrix.affinity[a] == matrix.affinity.get(b)
+    """Whether two devices have one CPU list, or one NUMA node where a CPU list is not told."""
+    if a in matrix.affinity and b in matrix.affinity:
+        return matrix.affinity[a] == matrix.affinity[b]
+    return a in matrix.numa and matrix.numa[a] == matrix.numa.get(b)
+
+
+def _note_merged(
+    matrix: TopoMatrix, devices: tuple[str, ...], socket: dict[str, int], switch: dict[str, int], messages: list[str]
+) -> None:
+    """Say which pairs lie otherwise than their code, CPU lists or NUMA nodes have it, and which codes are one."""
+    pairs = list(combinations(devices, 2))
+    together = [(a, b) for a, b in pairs if socket[a] == socket[b]]
+    on_switch = [(a, b) for a, b in together if a in switch and switch[a] == switch.get(b)]
+    for names, why in (
+        (_coded(matrix, together, ("SYS",)), "SYS apart, but joined to one socket by their CPU lists or other devices"),
+        (
+            _coded(matrix, on_switch, ("PHB", "NODE")),
+            "PHB or NODE apart, but joined to one PCIe switch by other devices",
+        ),
+        (_differing(matrix.affinity, together), "of different CPU lists, but joined to one socket by their distances"),
+        (_differing(matrix.numa, together), "of different NUMA nodes, but joined to one socket"),
+    ):
+        if names:
+            messages.append(f"{', '.join(names)}: {why}")
+    if _coded(matrix, pairs, ("PHB",)) and _coded(matrix, pairs, ("NODE",)):
+        messages.append("PHB and NODE are taken alike, as paths over the CPU of one socket")
+
+
+def _coded(matrix: TopoMatrix, pairs: Iterable[tuple[str, str]], codes: tuple[str, ...]) -> list[str]:
+    return [f"{a}-{b}" for a, b in pairs if matrix.code(a, b) in codes]
+
+
+def _differing(told: dict[str, str], pairs: Iterable[tuple[str, str]]) -> list[str]:
+    return [f"{a}-{b}" for a, b in pairs if a in told and b in told and told[a] != told[b]]
 
 
 def _doubt(matrix: TopoMatrix, groups: list[list[str]], messages: list[str]) -> None:
     """Say where the codes carry no information."""
-    pairs = Counter(c for p, c in matrix.codes.items() if len(p) == 2 and all(d.startswith("GPU") for d in p))
+    pairs = Counter(c for p, c in matrix.codes.items() if len(p) == 2 and all(map(is_gpu, p)))
     if len(groups) == 1 and len(matrix.gpus) >= 4:
         messages.append("all devices are on one NUMA node; in a VM or with numa=off a second socket does not show")
     if len(matrix.gpus) >= 8 and not any(code.startswith("NV") for code in pairs):

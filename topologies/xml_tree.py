@@ -1,4 +1,4 @@
-"""Reading XML into elements that know their line; document types and entities are refused."""
+"""Reading XML into elements that know their line and what of them was read; document types and entities are refused."""
 
 from __future__ import annotations
 
@@ -16,15 +16,22 @@ _MOST_ELEMENTS = 20_000
 
 @dataclass(slots=True)
 class XmlElement:
-    """An element with its attributes, children and the line it begins on."""
+    """An element with its attributes, children, text between them and the line it begins on.
+
+    `seen` and `used` are set while the element is read, so that what nobody read can be told.
+    """
 
     tag: str
     attributes: dict[str, str]
     line: int
     children: list[XmlElement] = field(default_factory=list)
+    text: str = ""
+    seen: bool = False
+    used: set[str] = field(default_factory=set)
 
     def get(self, name: str, default: str = "") -> str:
-        """An attribute."""
+        """An attribute; it counts as read from now on."""
+        self.used.add(name)
         return self.attributes.get(name, default)
 
     def all(self, tag: str) -> list[XmlElement]:
@@ -44,9 +51,10 @@ class _Builder:
         self.root: XmlElement | None = None
         self.open: list[XmlElement] = []
         self.count = 0
-        self.parser = expat.ParserCreate()
+        self.parser = expat.ParserCreate("utf-8")
         self.parser.StartElementHandler = self.start
         self.parser.EndElementHandler = self.end
+        self.parser.CharacterDataHandler = self.characters
         self.parser.StartDoctypeDeclHandler = self.doctype
 
     def refuse(self, why: str) -> InputError:
@@ -68,6 +76,10 @@ class _Builder:
     def end(self, _tag: str) -> None:
         self.open.pop()
 
+    def characters(self, text: str) -> None:
+        if text.strip():
+            self.open[-1].text += text.strip()
+
     def doctype(self, *_arguments: object) -> None:
         raise self.refuse("document types and entities are refused: NCCL writes none")
 
@@ -76,7 +88,7 @@ def parse_xml(text: str, where: str) -> XmlElement:
     """Return the root element. Raises InputError naming the line for broken XML, a document type or an entity."""
     builder = _Builder(where)
     try:
-        builder.parser.Parse(text.encode(), True)
+        builder.parser.Parse(text.encode(errors="replace"), True)
     except expat.ExpatError as error:
         raise InputError(f"line {error.lineno}: is not XML: {expat.ErrorString(error.code)}", where=where) from error
     assert builder.root is not None

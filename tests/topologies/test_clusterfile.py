@@ -69,6 +69,27 @@ def test_constants_come_in_base_units_with_their_source() -> None:
     assert (constants["share"].value, constants["share"].unit) == (0.9, "1")
 
 
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ('nic = "ndr-400g"', 'nic = "nvlink4-h100"', "node.nic.kind: nvlink cannot serve here: name a network link"),
+        ('memory = "ddr5-4800-x8"', 'memory = "ndr-400g"', "node.memory.kind: network cannot serve here"),
+        ('pcie = "pcie5-x16"', 'pcie = "ddr5-4800-x8"', "node.pcie.kind: dram cannot serve here"),
+        ('source = "mine" }', 'source = "mine", kind = "pcie" }', "node.nvlink.kind: pcie cannot serve here"),
+    ],
+)
+def test_a_part_of_another_kind_is_refused(old: str, new: str, message: str) -> None:
+    """A NIC made of NVLink would be no port at all."""
+    assert any(found.startswith(message) for found in mistakes(changed(old, new)))
+
+
+def test_nvlink_c2c_may_take_the_place_of_pcie() -> None:
+    """A GB200's GPU hangs on its CPU by it."""
+    assert "c2c" in {
+        link.kind for link in read(changed('pcie = "pcie5-x16"', 'pcie = "nvlink-c2c"')).groups[0].node.links
+    }
+
+
 def test_a_preset_with_changes_keeps_the_rest() -> None:
     """Tables are laid over the preset's key by key; assumptions are added."""
     spec = read(

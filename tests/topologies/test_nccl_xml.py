@@ -103,6 +103,82 @@ def test_eight_sxm_boards_without_nvlink_elements_have_a_switch() -> None:
     assert any("have NVSwitches: assumed" in message for message in read(text).messages)
 
 
+@pytest.mark.parametrize("count", ["many", "-4", "0", "", "1.5", "65", "²"])
+def test_a_count_of_nvlinks_that_is_none_is_refused_with_its_line(count: str) -> None:
+    """Dropping the link in silence would make it a slower machine."""
+    assert f"line 3: count '{count}' of an <nvlink> is not a number of links" in refusal(
+        LINKED.replace('count="6"', f'count="{count}"', 1)
+    )
+
+
+def test_a_file_without_nvlinks_says_that_none_is_modelled() -> None:
+    """Static files (NCCL_TOPO_FILE) leave NVLinks to NCCL's detection: GPUs of an unknown model, or other numbers."""
+    gpus = "".join(f'<pci busid="{i:02x}" class="0x030200" {X16}/>' for i in range(8))
+    text = f'<system version="1"><cpu numaid="0">{gpus}</cpu></system>'
+    assert any("no NVLink is modelled and GPUs meet over PCIe" in message for message in read(text).messages)
+    assert links(text, gpu="A100-SXM4-40GB")["gpu7", "nvswitch"] == 12 * 25e9
+    assert any("no NVLink is modelled" in message for message in read(text, gpu="V100-SXM2-32GB").messages)
+
+
+def test_cards_without_nvlink_need_no_message() -> None:
+    """An A10 has none to lose."""
+    gpus = "".join(f'<pci busid="{i:02x}" class="0x030200" device="0x2236" {X16}/>' for i in range(2))
+    assert not any("NVLink" in m for m in read(f"<system><cpu>{gpus}</cpu></system>").messages)
+
+
+def test_nvlink_c2c_joins_a_gpu_to_its_cpu() -> None:
+    """NCCL writes MB/s a link and their number; a PCIe link to the same CPU gives way to it, and says so."""
+    text = LINKED.replace("</gpu></pci>", '<c2c bw="44712" count="10"/></gpu></pci>', 1)
+    assert links(text)["gpu0", "cpu0"] == pytest.approx(447.12e9)
+    assert any(m.startswith("line 3: the PCIe link of gpu0 to the same CPU") for m in read(text).messages)
+    assert "line 3: bw 'fast' MB/s and count '10'" in refusal(text.replace("44712", "fast"))
+
+
+def test_nvlinks_to_a_cpu_bridge_are_told() -> None:
+    """PCI class 0x068001 is POWER's NVLink bridge, not an NVSwitch."""
+    text = LINKED.replace('target="02" count="6"', 'target="f0" count="3" tclass="0x068001"')
+    assert any(m.startswith("line 3: NVLinks that lead to a CPU") for m in read(text).messages)
+
+
+def test_two_hosts_in_one_file_are_refused_with_the_line_of_the_second() -> None:
+    """NCCL fuses the hosts of an NVLink domain into one dump."""
+    text = SWITCHED.replace('numaid="0"', 'numaid="0" host_hash="0x1"').replace(
+        'numaid="1"', 'numaid="1" host_hash="0x2"'
+    )
+    assert "line 9: the file describes 2 hosts by their host_hash" in refusal(text)
+
+
+def test_an_address_that_stands_twice_is_refused() -> None:
+    """NVLinks name their ends by it."""
+    assert "line 5: PCI device '0000:10:1c.0' stands twice" in refusal(SWITCHED.replace("10:1d.0", "10:1c.0"))
+
+
+def test_other_vendors_are_refused_or_told() -> None:
+    """RCCL writes the same form for AMD's GPUs; a server's display chip is no GPU of the job."""
+    assert "line 4: this describes AMD GPUs" in refusal(SWITCHED.replace("0x10de", "0x1002"))
+    vga = SWITCHED.replace("  </cpu>\n</system>", '<pci busid="9" class="0x030000" vendor="0x1a03"/></cpu></system>')
+    assert any("display device of vendor 0x1a03" in message for message in read(vga).messages)
+
+
+def test_cpus_that_differ_are_told_with_their_line() -> None:
+    """The first stands for all."""
+    text = SWITCHED.replace('numaid="1" vendor="AuthenticAMD"', 'numaid="1" vendor="GenuineIntel"')
+    assert any(m.startswith("line 9: the CPU is vendor GenuineIntel") for m in read(text).messages)
+
+
+def test_a_named_nic_replaces_a_stated_speed_and_says_so() -> None:
+    """--nic wins over the file."""
+    assert links(LINKED, nic="ndr-400g")["nic0", "^leaf"] == 50e9
+    assert any("100000 Mbit/s gives way to ndr-400g" in m for m in read(LINKED, nic="ndr-400g").messages)
+
+
+@pytest.mark.parametrize("part", ["nvlink4-h100", "pcie5-x16", "ddr5-4800-x8", "upi-sapphire-rapids", "tcp-loopback"])
+def test_a_part_that_is_no_nic_is_refused_as_one(part: str) -> None:
+    """A link of another kind would leave the machine without a port."""
+    with pytest.raises(InputError, match=rf"'{part}' is of kind .*, not network: name a network link"):
+        read(LINKED, nic=part)
+
+
 def test_everything_that_is_not_stated_is_a_message() -> None:
     """Speed of the PCIe link, of the NIC, GPU model, CPU, host memory: each assumption is told."""
     text = (

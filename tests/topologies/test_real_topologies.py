@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from foreshard.topologies.cluster import Cluster
 from foreshard.topologies.clusterfile import parse_cluster
 from foreshard.topologies.errors import InputError
 from foreshard.topologies.explicit import dump_cluster
-from foreshard.topologies.importing import Imported, import_topology_file
+from foreshard.topologies.importing import Imported, import_topology, import_topology_file
 
 # What cannot be read with certainty, and a part of the message that says why.
 REFUSED = {
@@ -43,6 +46,49 @@ def test_every_specimen_is_read_or_refused_with_line_and_reason(specimens: Path)
         assert imported.messages
     assert set(refused) == set(REFUSED)
     assert all(REFUSED[name] in message for name, message in refused.items())
+
+
+PIECES = [
+    "",
+    "\t",
+    "\n",
+    "X",
+    "NV",
+    "NV0",
+    "PIX",
+    "GPU9",
+    "0-7",
+    '"',
+    "<",
+    "/>",
+    "99",
+    "GT/s",
+    'count="no"',
+    "\x00",
+    "²",
+]
+
+
+@given(st.data())
+def test_spoilt_specimens_are_read_or_refused(specimens: Path, data: st.DataObject) -> None:
+    """Pieces lost, doubled or replaced: a cluster that writes and reads back equal, or a sentence, never a crash."""
+    files = sorted(path for path in (specimens / "topo").rglob("*") if path.suffix in (".txt", ".xml"))
+    text = data.draw(st.sampled_from(files)).read_text(encoding="utf-8")
+    for _ in range(data.draw(st.integers(1, 5))):
+        begin = data.draw(st.integers(0, len(text)))
+        end = min(len(text), begin + data.draw(st.integers(0, 60)))
+        text = text[:begin] + data.draw(st.sampled_from([*PIECES, text[:80]])) + text[end:]
+    with suppress(InputError):
+        imported = import_topology(text, "spoilt")
+        Cluster(imported.spec)
+        assert parse_cluster(dump_cluster(imported.spec), where="written") == imported.spec
+
+
+@pytest.mark.parametrize("name", ["azure_ndv2-topo.xml", "azure_ndv4-topo.xml", "azure_ncv4-topo.xml"])
+def test_vms_whose_file_has_no_nvlinks_say_so(specimens: Path, name: str) -> None:
+    """Azure's static files leave NVLinks out, or name the GPU itself as their other end."""
+    imported = read(specimens, name)
+    assert any("no NVLink is modelled and GPUs meet over PCIe" in message for message in imported.messages)
 
 
 def test_a_dgx1_has_its_hybrid_cube_mesh(specimens: Path) -> None:

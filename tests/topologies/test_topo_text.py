@@ -138,6 +138,64 @@ def test_a_named_gpu_and_nic_replace_the_assumed_ones() -> None:
     assert not any("--gpu" in message or "--nic" in message for message in found.messages)
 
 
+@pytest.mark.parametrize("cpus", ["7-0,,a", "0-7,4-9", "5-", "1,1", "²"])
+def test_a_cpu_list_that_is_none_is_told_with_its_line(cpus: str) -> None:
+    """It is not used, so that sockets follow from distances or NUMA nodes."""
+    text = table(TWO_NICS[:4], [[cpus, "0"], ["0-23", "0"], ["24-47", "1"], ["24-47", "1"]]).replace(
+        "GPU3\tCPU", "GPU3\tNIC0\tNIC1\tNIC2\tCPU"
+    )
+    assert any(m.startswith(f"line 2: CPU affinity {cpus!r} of GPU0 is no list") for m in read(text).messages)
+
+
+def test_numa_nodes_tell_the_sockets_where_cpu_lists_do_not() -> None:
+    """In a container the CPU list may be N/A."""
+    found = node(table(star(4, "NV4"), [["N/A", "0"], ["N/A", "0"], ["N/A", "1"], ["N/A", "1"]]))
+    assert neighbours(found, "gpu1") & {"cpu0", "cpu1"} == {"cpu0"}
+    assert neighbours(found, "gpu2") & {"cpu0", "cpu1"} == {"cpu1"}
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        (("GPU0\tX\tNV4\tNV4", "GPU0\tX\tNV0\tNV4"), "line 2: GPU0 to GPU1 is unreadable; row GPU1 says NV4"),
+        (("N/A\nGPU3", "N/A\nfan speed 7\nGPU3"), "line 5: 'fan speed 7' in the table is no row of a device"),
+        (("0-23\t0\t\tN/A", "0-23\t0\tN/A\tN/A"), "line 2: 'N/A' behind row GPU0 is not read"),
+    ],
+)
+def test_what_a_table_does_not_hold_is_told_with_its_line(row: tuple[str, str], message: str) -> None:
+    """Cells that no code explains, lines of something else, cells beyond the columns."""
+    text = table(star(4, "NV4"), [["0-23", "0", "", "N/A"]] * 4)
+    assert row[0] in text
+    assert any(found.startswith(message) for found in read(text.replace(*row, 1)).messages)
+
+
+def test_a_second_table_of_distances_is_told() -> None:
+    """Two machines in one text: only the first is read, and said so."""
+    text = table(star(2, "PHB"))
+    second = len(text.splitlines()) + 2
+    assert any(m.startswith(f"line {second}: row GPU0 of a second table") for m in read(text * 2).messages)
+
+
+def test_names_of_nics_in_a_legend_are_kept() -> None:
+    """The legend tells which device a column is."""
+    found = read(table(TWO_NICS) + "NIC Legend:\n\n  NIC0: mlx5_4\n  NIC7: mlx5_9\n")
+    assert any("nic0 is NIC0 (mlx5_4)" in message for message in found.messages)
+    assert any("NIC7 is mlx5_9, but no column has that name" in message for message in found.messages)
+
+
+def test_gpus_with_gaps_in_their_numbers_are_numbered_anew_with_a_message() -> None:
+    """CUDA_VISIBLE_DEVICES and broken GPUs leave gaps."""
+    text = table([["GPU1", "X", "NV4"], ["GPU3", "NV4", "X"]])
+    assert "GPUs by number: gpu0 is GPU1, gpu1 is GPU3" in read(text).messages
+
+
+@pytest.mark.parametrize("part", ["nvlink4-h100", "pcie5-x16", "c2c-grace"])
+def test_a_part_that_is_no_nic_is_refused_as_one(part: str) -> None:
+    """A link of another kind would leave the machine without a port."""
+    with pytest.raises(InputError, match=rf"'{part}' is of kind .*, not network"):
+        read(EIGHT, nic=part)
+
+
 def test_an_unknown_part_is_refused() -> None:
     """A misspelt part names the ones that are like it."""
     with pytest.raises(InputError, match=r"there is no gpu 'H100' in the catalogue; did you mean 'H100-SXM5-80GB'"):
@@ -237,6 +295,14 @@ def test_a_second_table_of_p2p_statuses_is_a_message() -> None:
         ("\tGPU0\tGPU1\n", "line 1: no row GPU0"),
         (table(star(2, "NODE")).replace("GPU1\tNODE\tX", "GPU7\tNODE\tX"), "line 3: row GPU7 has no column"),
         (table(star(2, "NODE")).replace("GPU0\tX", "GPU0\tSYS"), "X stands on the diagonal only"),
+        (table(star(2, "NV77")), "line 2: GPU0 to GPU1 is NV77, but no GPU has more than 18 NVLinks"),
+        (
+            table([["GPU0", "X", "NV4"], ["NIC0", "NV4", "X"]]),
+            "line 2: GPU0 to NIC0 is NV4, but NVLinks join GPUs only",
+        ),
+        ("GPU0\tX\tSYS\n" + table(star(2, "SYS")), "line 1: row GPU0 stands before any header"),
+        (table([["GPU0", "X", "SYS"], ["GPU0", "SYS", "X"]]), "line 1: the header names GPU0 twice"),
+        (table(star(70, "SYS")), "line 1: 70 GPUs are more than the 64 of one node"),
     ],
 )
 def test_what_is_not_such_a_table_is_refused_with_its_line(text: str, message: str) -> None:
