@@ -5,8 +5,19 @@ from __future__ import annotations
 import click
 
 from foreshard.calibration.logs.collective_command import collective
+from foreshard.calibration.testbed.device_command import device
+from foreshard.calibration.testbed.links_command import links
 from foreshard.calibration.testbed.testbed_command import testbed
 
-__all__ = ["COMMANDS"]
+__all__ = ["COMMANDS", "calibrate"]
 
-COMMANDS: list[click.Command] = [collective, testbed]
+
+@click.group()
+def calibrate() -> None:
+    """Measure this machine into a profile that predictions use."""
+
+
+calibrate.add_command(device)
+calibrate.add_command(links)
+
+COMMANDS: list[click.Command] = [collective, calibrate, testbed]

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     import torch
     import torch.distributed as dist
 
-__all__ = ["Start", "collective", "ping_pong", "uneven_all_to_all"]
+__all__ = ["Start", "all_to_all", "collective", "ping_pong"]
 
 Start = Callable[[], "dist.Work"]
 
@@ -39,12 +39,14 @@ def collective(kind: CollectiveKind, group: dist.ProcessGroup, nbytes: int, devi
             root = dist.get_global_rank(group, 0)
             return lambda: _work(dist.broadcast(whole, src=root, group=group, async_op=True))
         case "all_to_all":
-            received = _ones(nbytes, device)
-            return lambda: _work(dist.all_to_all_single(received, whole, group=group, async_op=True))
+            return all_to_all(group, np.full((members, members), nbytes // members // ELEMENT_BYTES), device)
 
 
-def uneven_all_to_all(group: dist.ProcessGroup, splits: NDArray[np.int64], device: torch.device) -> Start:
-    """Return what starts an all_to_all of `splits` elements from each member to each, [members, members]."""
+def all_to_all(group: dist.ProcessGroup, splits: NDArray[np.int64], device: torch.device) -> Start:
+    """Return what starts an all_to_all of `splits` elements from each member to each, [members, members].
+
+    Equal parts are told as well, as TorchRec does: without them gloo runs other code.
+    """
     import torch.distributed as dist
 
     own = dist.get_rank(group)

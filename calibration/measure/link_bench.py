@@ -13,7 +13,7 @@ from foreshard.calibration.launch.gathering import common_offset
 from foreshard.calibration.launch.progress import Progress
 from foreshard.calibration.launch.timers import CudaTimer, HostTimer, Mark, Timer
 from foreshard.calibration.launch.world import World
-from foreshard.calibration.measure.exchanges import Start, collective, ping_pong, uneven_all_to_all
+from foreshard.calibration.measure.exchanges import Start, all_to_all, collective, ping_pong
 from foreshard.calibration.measure.link_plan import (
     UNEVEN,
     GroupShape,
@@ -100,7 +100,7 @@ class LinkBench:
                 yield Task(record, label, shape.groups.members, self._split(shape, splits))
 
     def _split(self, shape: GroupShape, splits: IntArray) -> Callable[[], Run]:
-        return lambda: _async_run(uneven_all_to_all(self._world.group(shape.groups), splits, self._world.device))
+        return lambda: _async_run(all_to_all(self._world.group(shape.groups), splits, self._world.device))
 
     def _pair(self, pair: Pair) -> Iterator[Task]:
         first = (np.array(pair.ranks[:1]),)

@@ -11,6 +11,7 @@ import msgspec
 
 from foreshard.simulator.job.program import CollectiveKind
 from foreshard.topologies.errors import InputError
+from foreshard.topologies.output import replaced
 
 __all__ = ["LinkRecord", "RecordFile", "Settings", "Wire"]
 
@@ -120,7 +121,8 @@ class RecordFile:
         return header.settings, records
 
     def _write(self, *lines: bytes) -> None:
-        self.path.write_bytes(b"".join(lines))
+        with replaced(self.path) as part:
+            part.write_bytes(b"".join(lines))
 
 
 def _line(value: object) -> bytes:

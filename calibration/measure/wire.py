@@ -33,5 +33,7 @@ def node_bytes() -> NodeBytes | None:
     counted = {head.strip(): rest.split() for head, _, rest in (line.partition(":") for line in lines[2:])}
     if name not in counted or _LOOPBACK not in counted:
         return None
-    received, sent = int(counted[name][0]), int(counted[name][8])
-    return NodeBytes(sent, received, int(counted[_LOOPBACK][8]))
+    looped = int(counted[_LOOPBACK][8])
+    if name == _LOOPBACK:
+        return NodeBytes(0, 0, looped)
+    return NodeBytes(int(counted[name][8]), int(counted[name][0]), looped)

@@ -1,0 +1,155 @@
+"""`foreshard calibrate links`: every rank measures its links, under torchrun, started here, or in a testbed."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import subprocess
+import sys
+from collections.abc import Mapping
+from importlib.util import find_spec
+from pathlib import Path
+
+import click
+import msgspec
+
+from foreshard.calibration.measure.link_plan import KINDS, LinkPlan
+from foreshard.calibration.measure.link_profile import link_profile
+from foreshard.calibration.measure.link_records import RecordFile
+from foreshard.calibration.measure.link_report import link_rows, link_text
+from foreshard.calibration.measure.links_worker import WorkerOptions, measure_links
+from foreshard.calibration.measure.profile_parts import lay_into
+from foreshard.calibration.testbed.bed import Testbed
+from foreshard.simulator.measured.profile_file import read_profile
+from foreshard.topologies.errors import InputError, MissingDependencyError, UnitError
+from foreshard.topologies.output import check_writable
+from foreshard.topologies.units import BYTES, SECONDS, parse_quantity
+
+__all__ = ["links"]
+
+
+@click.command()
+@click.option("-o", "--output", required=True, type=click.Path(path_type=Path), help="Profile to write or add to.")
+@click.option("--nproc", type=click.IntRange(1, 1024), help="Start so many ranks here (else torchrun starts them).")
+@click.option("--testbed", "shape", metavar="NxR", help="Start them in a testbed of this shape.")
+@click.option("--rate", metavar="RATE", help='What a node\'s link of the testbed carries: "500 Mbit/s".')
+@click.option("--burst", metavar="BYTES", help="The testbed's burst (what the rate needs).")
+@click.option("--pin", is_flag=True, help="Keep every rank of the testbed to one core.")
+@click.option("--kinds", metavar="K,K,...", default=",".join(KINDS), show_default=True, help="Collectives to measure.")
+@click.option("--smallest", default="1 KiB", show_default=True, help="Smallest size, as nccl-tests counts it.")
+@click.option("--largest", default="256 MiB", show_default=True, help="Largest size.")
+@click.option("--factor", type=click.IntRange(2, 1024), default=2, show_default=True, help="From size to size.")
+@click.option("--point-time", default="1 s", show_default=True, help="About how long to repeat each point.")
+@click.option("--longest-run", default="3 s", show_default=True, help="Leave out sizes of which one run takes longer.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON, in bytes and seconds.")
+def links(
+    output: Path, nproc: int | None, shape: str | None, rate: str | None, burst: str | None, pin: bool, as_json: bool,
+    **choices: str | int,
+) -> int:  # fmt: skip
+    """Measure collectives and pairs of ranks into a profile, all ranks active.
+
+    Every group that a layout can use is measured: the world, groups inside nodes and across them, all at once. Finished
+    points are kept beside OUTPUT until all are there: an interrupted run goes on where it stopped.
+    """
+    under_torchrun = nproc is None and shape is None
+    _check(shape, rate, burst, nproc, pin, under_torchrun)
+    plan = _plan(choices)
+    check_writable(output)
+    if output.exists():
+        read_profile(output)
+    if find_spec("torch") is None:
+        raise MissingDependencyError("measuring links needs PyTorch: pip install 'foreshard[run]'")
+    file = output.with_name(f"{output.name}.links.part")
+    if under_torchrun:
+        measure_links(file, WorkerOptions(plan=plan))
+        code = 0
+    else:
+        code = _in_bed(file, plan, shape, str(rate), burst, pin) if shape else _here(file, plan, int(nproc or 1))
+    if code == 0 and os.environ.get("RANK", "0") == "0":
+        _finish(output, file, plan, as_json)
+    return code
+
+
+def _check(
+    shape: str | None, rate: str | None, burst: str | None, nproc: int | None, pin: bool, under_torchrun: bool
+) -> None:
+    problems = []
+    if shape and nproc:
+        problems.append("--testbed and --nproc both start ranks: give one")
+    if shape and not rate:
+        problems.append('--testbed needs --rate, what its links carry: --rate "500 Mbit/s"')
+    if not shape and (rate or burst or pin):
+        problems.append("--rate, --burst and --pin are of a testbed: give --testbed too, such as --testbed 2x2")
+    if under_torchrun and "RANK" not in os.environ:
+        problems.append(
+            "no ranks: give --nproc N or --testbed NxR, or start them all with "
+            "`torchrun --nproc-per-node N --no-python foreshard calibrate links ...`"
+        )
+    if problems:
+        raise InputError(problems)
+
+
+def _plan(choices: Mapping[str, str | int]) -> LinkPlan:
+    problems: list[str] = []
+    kinds = tuple(kind.strip() for kind in str(choices["kinds"]).split(","))
+    problems += [f"--kinds: {kind!r} is none of {', '.join(KINDS)}" for kind in kinds if kind not in KINDS]
+    values = {
+        name: _quantity(f"--{name.replace('_', '-')}", str(choices[name]), units, problems)
+        for name, units in (("smallest", BYTES), ("largest", BYTES), ("point_time", SECONDS), ("longest_run", SECONDS))
+    }
+    if not problems and not 4 <= values["smallest"] <= values["largest"]:
+        problems.append("--smallest: expected at least 4 B and no more than --largest")
+    if problems:
+        raise InputError(problems)
+    return LinkPlan(
+        kinds=tuple(kind for kind in KINDS if kind in kinds),
+        smallest=int(values["smallest"]),
+        largest=int(values["largest"]),
+        factor=int(choices["factor"]),
+        point_s=values["point_time"],
+        longest_run_s=values["longest_run"],
+    )
+
+
+def _quantity(option: str, text: str, units: dict[str, float], problems: list[str]) -> float:
+    try:
+        return parse_quantity(text, units)
+    except UnitError as error:
+        problems.append(f"{option}: {error}")
+        return 0.0
+
+
+def _worker(file: Path, options: WorkerOptions) -> list[str]:
+    given = msgspec.json.encode(options).decode()
+    return ["-m", "foreshard.calibration.measure.links_worker", str(file.absolute()), given]
+
+
+def _in_bed(file: Path, plan: LinkPlan, shape: str, rate: str, burst: str | None, pin: bool) -> int:
+    with Testbed(shape, rate, burst=burst) as bed:
+        link = bed.link
+        words = f"testbed {bed.shape}, {link.rate_bytes_per_s * 8 / 1e6:g} Mbit/s, burst {link.burst_bytes:.0f} B"
+        options = WorkerOptions(plan=plan, bed=words, pinned=pin)
+        results = bed.run([sys.executable, *_worker(file, options)], pinned=pin)
+    return next((abs(result.exit_code) for result in results if result.exit_code), 0)
+
+
+def _here(file: Path, plan: LinkPlan, nproc: int) -> int:
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={nproc}"]
+    environment = {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1", **os.environ}
+    return subprocess.run(
+        [*torchrun, *_worker(file, WorkerOptions(plan=plan))], env=environment, check=False
+    ).returncode
+
+
+def _finish(output: Path, file: Path, plan: LinkPlan, as_json: bool) -> None:
+    """Make a profile of all points, write it, print it, and remove the points' own file."""
+    settings, records = RecordFile(file).read()
+    command = shlex.join(["foreshard", *sys.argv[1:]])
+    profile = link_profile(settings, records, name=output.stem, command=command)
+    lay_into(output, profile)
+    file.unlink()
+    click.echo(
+        json.dumps(link_rows(profile), indent=2) if as_json else link_text(settings, records, profile, plan.seed)
+    )
+    click.echo(f"profile written to {output}", err=True)
