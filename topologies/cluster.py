@@ -318,7 +318,7 @@ class Cluster:
         self._check_ranks(ranks)
         return self._fabric.outer_loads(ranks, np.asarray(out, dtype=np.float64), np.asarray(share, dtype=np.float64))
 
-    def host_loads(self, ranks: IntArray, nbytes: FloatArray, direction: HostRoute) -> list[NodeLoads]:
+    def host_loads(self, ranks: IntArray, nbytes: FloatArray, direction: HostRoute) -> NodeLoads:
         """What copies of nbytes[i] between the GPU of ranks[i] and its nearest host memory put on links, node by node.
 
         Ranks are distinct; one without a path loads nothing.

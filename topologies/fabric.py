@@ -61,9 +61,11 @@ class _Demand:
 
 
 class NodeLoads(NamedTuple):
-    """Bytes on links of one node: `links` [k], sorted, and `nbytes` [k]."""
+    """Bytes on links node by node: nodes[i], ascending, [n], has the entries first[i] to first[i + 1] of `nbytes` and
+    of `links`, sorted, [entries]."""
 
-    node: int
+    nodes: IntArray
+    first: IntArray
     links: IntArray
     nbytes: FloatArray
 
@@ -201,22 +203,25 @@ class CompiledFabric:
 
     # Host memory
 
-    def host_loads(self, name: HostRoute, ranks: IntArray, nbytes: FloatArray) -> list[NodeLoads]:
+    def host_loads(self, name: HostRoute, ranks: IntArray, nbytes: FloatArray) -> NodeLoads:
         """What copies of nbytes[i] between ranks[i] and its nearest host memory put on links, for nodes with any."""
         at = self.at
         node = at.node_of[ranks]
-        found: list[NodeLoads] = []
+        found: list[tuple[IntArray, IntArray, FloatArray]] = []
         for kind in np.unique(at.kind_of[node]).tolist():
             share: FloatArray = getattr(self.shares[kind], name)
             mine = at.kind_of[node] == kind
             nodes, row = np.unique(node[mine], return_inverse=True)
             held = np.zeros((len(nodes), len(share)))
             held[row, at.local_rank[ranks[mine]]] = nbytes[mine]
-            for number, total in zip(nodes.tolist(), held @ share, strict=True):
-                local = np.flatnonzero(total)
-                if len(local):
-                    found.append(NodeLoads(number, at.first_link[number] + local, total[local]))
-        return found
+            total = held @ share
+            which, local = np.nonzero(total)
+            found.append((nodes[which], at.first_link[nodes[which]] + local, total[which, local]))
+        none = (np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64), np.zeros(0))
+        owner, links, loads = (np.concatenate(column) for column in zip(none, *found, strict=True))
+        order = np.argsort(links)
+        reached, first = np.unique(owner[order], return_index=True)
+        return NodeLoads(reached, np.append(first, len(links)), links[order], loads[order])
 
     def host_rate(self, name: HostRoute) -> FloatArray:
         """What a rank gets in B/s while all ranks copy and share links evenly, [ranks]; 0 without a path."""

@@ -6,20 +6,26 @@ that any algorithm must move over nominal bandwidth, without latency; `check_bou
 
 from __future__ import annotations
 
-from typing import Literal
+from collections import defaultdict
+from collections.abc import Hashable, Iterator, Sequence
+from dataclasses import replace
+from typing import Literal, TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
 
-from foreshard.simulator.comms.all_to_all import hierarchical, pairwise
-from foreshard.simulator.comms.lowering import Draft, Lowered, Phase
-from foreshard.simulator.comms.symmetry import Seat, Template, seat_of
+from foreshard.simulator.comms.all_to_all import PairwiseDrafts, has_pairs, hierarchical, pairwise, pairwise_all
+from foreshard.simulator.comms.lowering import Bundle, Draft, Lowered, LoweredGroups, LoweredPart, Phase
+from foreshard.simulator.comms.symmetry import Seats, seats_of
 from foreshard.simulator.comms.tuned import tuned
 from foreshard.simulator.job.program import Collective
 from foreshard.topologies.cluster import Cluster
 from foreshard.topologies.errors import BoundViolationError
 
-__all__ = ["ASSUMPTIONS", "AllToAll", "Lowered", "Phase", "check_bound", "lower"]
+__all__ = ["ASSUMPTIONS", "AllToAll", "Lowered", "LoweredGroups", "Phase", "check_bound", "lower"]
 
+IntArray = NDArray[np.int64]
+K = TypeVar("K", bound=Hashable)
 AllToAll = Literal["pairwise", "hierarchical"]
 
 ASSUMPTIONS = (
@@ -34,37 +40,98 @@ ASSUMPTIONS = (
 """What every prediction of a collective assumes, one sentence each."""
 
 
-def lower(cluster: Cluster, collective: Collective, all_to_all: AllToAll = "pairwise") -> tuple[Lowered, ...]:
+def lower(cluster: Cluster, collective: Collective, all_to_all: AllToAll = "pairwise") -> LoweredGroups:
     """Return what each group of a collective puts on the cluster's links.
 
     all_to_all is plain grouped send/recv, or, if asked, in two steps: inside the nodes, then between equal local
     ranks. The other kinds run the algorithm and protocol with the smallest predicted time, as NCCL chooses.
     """
-    drafts: dict[tuple[int, int | float], Draft] = {}
-    lowered = []
-    for group, ranks in enumerate(collective.groups.members):
-        seat = seat_of(cluster, ranks)
-        size = id(collective.traffic_of(group)) if collective.kind == "all_to_all" else collective.nbytes_of(group)
-        key = (id(seat.template), size)
-        if key not in drafts:
-            drafts[key] = _draft(seat.template, collective, group, all_to_all)
-        lowered.append(_placed(cluster, seat, drafts[key]))
-    return tuple(lowered)
+    parts = [part for seats in seats_of(cluster, collective.groups) for part in _parts(seats, collective, all_to_all)]
+    return LoweredGroups.join(cluster, parts)
 
 
-def _draft(template: Template, collective: Collective, group: int, all_to_all: AllToAll) -> Draft:
+def _parts(seats: Seats, collective: Collective, all_to_all: AllToAll) -> Iterator[LoweredPart]:
+    """Groups that lie alike; of an all-to-all with traffic of their own all at once, else those of one size."""
+    template, groups = seats.template, seats.groups.tolist()
     if collective.kind != "all_to_all":
-        return tuned(template, collective.kind, collective.nbytes_of(group))
-    return (pairwise if all_to_all == "pairwise" else hierarchical)(template, collective.traffic_of(group))
+        for nbytes, rows in _equal([collective.nbytes_of(group) for group in groups]):
+            yield _spread(seats, rows, tuned(template, collective.kind, nbytes))
+        return
+    traffic = {id(pairs): pairs for pairs in map(collective.traffic_of, groups)}
+    same = _equal([id(collective.traffic_of(group)) for group in groups])
+    if all_to_all == "pairwise" and has_pairs(template):
+        yield _each(seats, same, pairwise_all(template, [traffic[key] for key, _ in same]))
+        return
+    for key, rows in same:
+        yield _spread(seats, rows, (pairwise if all_to_all == "pairwise" else hierarchical)(template, traffic[key]))
 
 
-def _placed(cluster: Cluster, seat: Seat, draft: Draft) -> Lowered:
-    """What was worked out for the template, on the links of a group."""
-    phases = tuple(Phase(p.latency_s, seat.moved(p.links), p.nbytes, p.floor_s, p.stretch) for p in draft.phases)
-    if draft.bottleneck is None:
-        return Lowered(draft.algorithm, phases, draft.bound_s, "", draft.peers)
-    (bottleneck,) = seat.moved(np.array([draft.bottleneck]))
-    return Lowered(draft.algorithm, phases, draft.bound_s, cluster.link_name(int(bottleneck)), draft.peers)
+def _equal(values: Sequence[K]) -> list[tuple[K, IntArray]]:
+    """Different values with the places at which each is found."""
+    rows: dict[K, list[int]] = defaultdict(list)
+    for row, value in enumerate(values):
+        rows[value].append(row)
+    return [(value, np.array(found)) for value, found in rows.items()]
+
+
+def _spread(seats: Seats, rows: IntArray, draft: Draft) -> LoweredPart:
+    """What was worked out for the template, on the links of the seats at `rows`."""
+    n, seats = len(rows), replace(seats, groups=seats.groups[rows], nodes=seats.nodes[rows])
+    bottleneck = np.full(n, -1)
+    if draft.bottleneck is not None:
+        bottleneck = seats.moved(np.array([draft.bottleneck]))[:, 0]
+    return LoweredPart(
+        algorithm=draft.algorithm,
+        groups=seats.groups,
+        phases=tuple(_phases(seats, phase) for phase in draft.phases),
+        bound_s=np.full(n, draft.bound_s),
+        bottleneck=bottleneck,
+        peers=np.full(n, draft.peers),
+    )
+
+
+def _phases(seats: Seats, phase: Phase) -> Bundle:
+    """One phase of the template on the links of all seats."""
+    n, k = len(seats.groups), len(phase.links)
+    stretch = np.broadcast_to(np.asarray(phase.stretch, dtype=np.float64), (k,))
+    return Bundle(
+        groups=seats.groups,
+        latency_s=np.full(n, phase.latency_s),
+        floor_s=np.full(n, phase.floor_s),
+        first=np.arange(n + 1) * k,
+        links=np.broadcast_to(seats.moved(phase.links), (n, k)).ravel(),
+        nbytes=np.broadcast_to(phase.nbytes, (n, k)).ravel(),
+        stretch=np.broadcast_to(stretch, (n, k)).ravel(),
+    )
+
+
+def _each(seats: Seats, same: Sequence[tuple[object, IntArray]], drafts: PairwiseDrafts) -> LoweredPart:
+    """All-to-alls of groups with different traffic: draft i on the links of the seats at the i-th rows of `same`."""
+    of = np.empty(len(seats.groups), dtype=np.int64)
+    for number, (_, rows) in enumerate(same):
+        of[rows] = number
+    loaded = drafts.nbytes[of] > 0
+    links = np.broadcast_to(seats.moved(drafts.links), loaded.shape)
+    bundle = Bundle(
+        groups=seats.groups,
+        latency_s=drafts.latency_s[of],
+        floor_s=np.zeros(len(of)),
+        first=np.concatenate([[0], np.cumsum(loaded.sum(axis=1))]),
+        links=links[loaded],
+        nbytes=drafts.nbytes[of][loaded],
+        stretch=np.broadcast_to(drafts.stretch, loaded.shape)[loaded],
+    )
+    bottleneck = drafts.busiest[of]
+    moving = np.flatnonzero(bottleneck >= 0)
+    bottleneck[moving] = links[moving, bottleneck[moving]]
+    return LoweredPart(
+        algorithm="pairwise",
+        groups=seats.groups,
+        phases=(bundle,),
+        bound_s=drafts.bound_s[of],
+        bottleneck=bottleneck,
+        peers=drafts.peers[of],
+    )
 
 
 def check_bound(name: str, time_s: float, lowered: Lowered) -> None:

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from foreshard.simulator.comms.collectives import lower
 from foreshard.simulator.comms.lowering import Lowered, Phase
 from foreshard.simulator.comms.single import uniform_collective
-from foreshard.simulator.comms.symmetry import Template, seat_of
+from foreshard.simulator.comms.symmetry import Template, template_of
 from foreshard.simulator.job.program import Collective, CollectiveKind
 from foreshard.simulator.measured.curves import Curve
 from foreshard.simulator.measured.profile import CollectiveCurve, Profile
@@ -124,7 +124,7 @@ class MeasuredCollectives:
         if collective.kind != "all_to_all":
             return collective.nbytes_of(group)
         ranks = collective.groups.members[group]
-        template = seat_of(cluster, ranks).template
+        template = template_of(cluster, ranks)
         if template not in self._unit_s:
             (uniform,) = lower(cluster, uniform_collective("all_to_all", ranks.tolist(), 1.0))
             self._unit_s[template] = uniform.bound_s

@@ -8,9 +8,8 @@ its version number and ignored.
 
 from __future__ import annotations
 
-import heapq
-from collections.abc import Callable, Hashable, Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import simpy
@@ -19,6 +18,8 @@ from scipy.sparse import coo_array
 from scipy.sparse.csgraph import connected_components
 from simpy.events import NORMAL, EventPriority
 
+from foreshard.simulator.comms.coflows import Coflows
+from foreshard.simulator.comms.lowering import Bundle
 from foreshard.simulator.comms.maxmin import max_min_rates
 from foreshard.topologies.errors import InputError, NoRouteError
 
@@ -30,36 +31,6 @@ IntArray = NDArray[np.int64]
 # Transfers that end within a picosecond of each other (relative past one second) end at the same instant.
 _SAME_INSTANT = 1e-12
 _AFTER_ALL_ELSE = EventPriority(2)  # SimPy knows URGENT = 0 and NORMAL = 1; the solve comes after both
-
-
-@dataclass(kw_only=True, slots=True, eq=False)
-class _Coflow:
-    """One collective phase in flight; `remaining` is what it still takes of its busiest link, `size` at the start.
-
-    For each unit of that it takes `usage` of each link and moves `bytes_per_unit` over it.
-    """
-
-    order: int
-    key: Hashable
-    links: IntArray
-    usage: FloatArray
-    bytes_per_unit: FloatArray
-    size: float
-    ceiling: float
-    remaining: float
-    rate: float = 0.0
-    since: float = 0.0
-    component: int = -1
-    version: int = 0
-
-    def advance(self, now: float) -> None:
-        """Move bytes up to `now` at the present rate."""
-        self.remaining = max(0.0, self.remaining - self.rate * (now - self.since))
-        self.since = now
-
-    def moved(self, now: float) -> float:
-        """What it has taken of its busiest link so far."""
-        return min(self.size, self.size - self.remaining + self.rate * (now - self.since))
 
 
 class _Callback(simpy.Event):
@@ -75,32 +46,16 @@ class _Callback(simpy.Event):
         env.schedule(self, priority=priority, delay=delay)
 
 
-@dataclass(slots=True)
-class _Components:
-    """Connected components of the active coflows, by shared links."""
+@dataclass(frozen=True, slots=True, eq=False)
+class _Waiting:
+    """Coflows that start at this instant: what they take of links and the bytes they move, counts[i] entries each."""
 
-    of_link: IntArray
-    members: dict[int, list[_Coflow]] = field(default_factory=dict)
-    issued: int = 0
-
-    def take(self, ids: Iterable[int]) -> list[_Coflow]:
-        """Remove these components and return their coflows in order of start."""
-        taken = [coflow for component in ids for coflow in self.members.pop(component)]
-        for coflow in taken:
-            self.of_link[coflow.links] = -1
-        return sorted(taken, key=lambda coflow: coflow.order)
-
-    def touched(self, coflow: _Coflow) -> set[int]:
-        """Components that share a link with `coflow`."""
-        return set(np.unique(self.of_link[coflow.links]).tolist()) - {-1}
-
-    def put(self, coflows: Sequence[_Coflow], labels: IntArray) -> None:
-        """Add coflows whose `labels` are equal where they share links, directly or through others."""
-        for coflow, label in zip(coflows, labels.tolist(), strict=True):
-            coflow.component = self.issued + label
-            self.members.setdefault(coflow.component, []).append(coflow)
-            self.of_link[coflow.links] = coflow.component
-        self.issued += int(labels.max(initial=-1)) + 1
+    keys: Sequence[Hashable]
+    counts: IntArray
+    links: IntArray
+    taken: FloatArray
+    nbytes: FloatArray
+    floor_s: FloatArray
 
 
 class Network:
@@ -116,13 +71,12 @@ class Network:
         self.capacity = np.asarray(capacity, dtype=np.float64)
         self.on_finish = on_finish
         self.events = 0
-        self._active: dict[int, _Coflow] = {}
-        self._components = _Components(np.full(len(self.capacity), -1, dtype=np.int64))
-        self._started: list[_Coflow] = []
-        self._disturbed: set[int] = set()
-        self._finishes: list[tuple[float, int, int]] = []
+        self._coflows = Coflows()
+        self._component_of_link = np.full(len(self.capacity), -1, dtype=np.int64)
+        self._components = 0
+        self._started: list[_Waiting] = []
+        self._disturbed: list[IntArray] = []
         self._finished_bytes = np.zeros(len(self.capacity))
-        self._orders = 0
         self._solve_due = False
         self._wake_version = 0
 
@@ -140,63 +94,67 @@ class Network:
         `stretch` >= 1 bytes of what the link carries, [k] or one for all. Raises NoRouteError for a link without
         capacity and InputError for sizes or times that are negative or not finite.
         """
-        links, nbytes, taken = self._checked(key, links, nbytes, floor_s, stretch)
-        # Without bytes only the floor is left: then `remaining` counts seconds and the rate is one.
-        size = float(taken.max(initial=0.0)) or floor_s
-        unit = size or 1.0
-        coflow = _Coflow(
-            order=self._orders, key=key, links=links, usage=taken / unit, bytes_per_unit=nbytes / unit, size=size,
-            ceiling=size / floor_s if floor_s > 0 else np.inf, remaining=size, since=self.env.now,
-        )  # fmt: skip
-        self._orders += 1
-        self._started.append(coflow)
-        self._request_solve()
+        links, nbytes = np.asarray(links, dtype=np.int64), np.asarray(nbytes, dtype=np.float64)
+        stretches = np.broadcast_to(np.asarray(stretch, dtype=np.float64), nbytes.shape)
+        floors, first = np.array([floor_s], dtype=np.float64), np.array([0, len(links)])
+        self._wait([key], first, links, nbytes, stretches, floors)
+
+    def start_all(self, keys: Sequence[Hashable], bundle: Bundle) -> None:
+        """Start one coflow for each group of a bundle now, as `start` does; its latencies have passed."""
+        self._wait(keys, bundle.first, bundle.links, bundle.nbytes, bundle.stretch, bundle.floor_s)
 
     @property
     def active(self) -> tuple[Hashable, ...]:
         """Keys of the coflows in flight, in order of their start."""
-        return tuple(self._active[order].key for order in sorted(self._active))
+        return tuple(self._coflows.keys[slot] for slot in self._coflows.alive.tolist())
 
     @property
     def link_rate(self) -> FloatArray:
         """Bytes/s on each link at this instant, [links]."""
-        return self._sum_over_links((coflow, coflow.rate) for coflow in self._active.values() if len(coflow.links))
+        slots = self._coflows.alive
+        owner, link, _, per_unit = self._coflows.entries(slots)
+        return self._sum_over_links(link, per_unit * self._coflows["rate"][slots][owner])
 
     @property
     def link_occupancy(self) -> FloatArray:
         """Share of each link in use at this instant, [links]: at most 1, more than bytes alone where they stretch."""
-        total = np.zeros(len(self.capacity))
-        for coflow in self._active.values():
-            np.add.at(total, coflow.links, coflow.usage * coflow.rate / self.capacity[coflow.links])
-        return total
+        slots = self._coflows.alive
+        owner, link, usage, _ = self._coflows.entries(slots)
+        return self._sum_over_links(link, usage * self._coflows["rate"][slots][owner] / self.capacity[link])
 
     @property
     def link_bytes(self) -> FloatArray:
         """Bytes each link has carried so far, [links]."""
-        now = self.env.now
-        in_flight = ((coflow, coflow.moved(now)) for coflow in self._active.values() if len(coflow.links))
-        return self._finished_bytes + self._sum_over_links(in_flight)
+        slots = self._coflows.alive
+        owner, link, _, per_unit = self._coflows.entries(slots)
+        moved = self._coflows.taken(slots, self.env.now)
+        return self._finished_bytes + self._sum_over_links(link, per_unit * moved[owner])
 
-    def _sum_over_links(self, amounts: Iterable[tuple[_Coflow, float]]) -> FloatArray:
-        total = np.zeros(len(self.capacity))
-        for coflow, amount in amounts:
-            np.add.at(total, coflow.links, coflow.bytes_per_unit * amount)
-        return total
+    def _sum_over_links(self, links: IntArray, amounts: FloatArray) -> FloatArray:
+        return np.asarray(np.bincount(links, amounts, len(self.capacity)), dtype=np.float64)
 
-    def _checked(
-        self, key: Hashable, links: IntArray, nbytes: FloatArray, floor_s: float, stretch: FloatArray | float
-    ) -> tuple[IntArray, FloatArray, FloatArray]:
-        """Links with bytes, the bytes, and what they take of the links."""
-        links, nbytes = np.asarray(links, dtype=np.int64), np.asarray(nbytes, dtype=np.float64)
+    def _wait(
+        self,
+        keys: Sequence[Hashable],
+        first: IntArray,
+        links: IntArray,
+        nbytes: FloatArray,
+        stretch: FloatArray,
+        floor_s: FloatArray,
+    ) -> None:
+        """Check what starts and let it wait for the solve of this instant; links without bytes are left out."""
         taken = nbytes * stretch
-        if not (np.isfinite(taken).all() and (nbytes >= 0).all() and 0 <= floor_s < np.inf):
-            raise InputError(f"transfer {key!r}: bytes and floor_s must be finite and not negative")
-        moving = nbytes > 0
-        links, nbytes, taken = links[moving], nbytes[moving], taken[moving]
+        if not (np.isfinite(taken).all() and (nbytes >= 0).all() and ((floor_s >= 0) & (floor_s < np.inf)).all()):
+            raise InputError(f"transfer {keys[0]!r}: bytes and floor_s must be finite and not negative")
+        counts, moving = np.diff(first), nbytes > 0
+        if not moving.all():
+            counts = np.bincount(np.repeat(np.arange(len(keys)), counts)[moving], minlength=len(keys))
+            links, nbytes, taken = links[moving], nbytes[moving], taken[moving]
         dead = links[self.capacity[links] <= 0]
         if len(dead):
-            raise NoRouteError(f"transfer {key!r} needs link {int(dead[0])}, which has no bandwidth")
-        return links, nbytes, taken
+            raise NoRouteError(f"transfer {keys[0]!r} needs link {int(dead[0])}, which has no bandwidth")
+        self._started.append(_Waiting(keys, counts, links, taken, nbytes, floor_s))
+        self._request_solve()
 
     def _request_solve(self) -> None:
         if not self._solve_due:
@@ -207,67 +165,55 @@ class Network:
         """Give new rates to every coflow connected with one that started or finished at this instant."""
         self.events += 1
         self._solve_due = False
-        touched = self._disturbed.union(*(self._components.touched(coflow) for coflow in self._started))
-        affected = self._components.take(sorted(touched)) + self._started
-        self._active.update((coflow.order, coflow) for coflow in self._started)
-        self._started, self._disturbed = [], set()
-        if affected:
-            self._share(affected)
+        self._coflows.tidy()
+        before = len(self._coflows)
+        touched = self._disturbed
+        for new in self._started:
+            self._coflows.add(new.keys, new.counts, new.links, new.taken, new.nbytes, new.floor_s, self.env.now)
+            touched.append(np.unique(self._component_of_link[new.links]))
+        self._started, self._disturbed = [], []
+        if touched:
+            components = np.unique(np.concatenate(touched))
+            affected = self._coflows["alive"] & np.isin(self._coflows["component"], components[components >= 0])
+            affected[before:] = True
+            self._share(np.flatnonzero(affected))
         self._schedule_wake()
 
-    def _share(self, coflows: list[_Coflow]) -> None:
-        sizes = [len(coflow.links) for coflow in coflows]
-        index = np.repeat(np.arange(len(coflows)), sizes)
-        link = np.concatenate([coflow.links for coflow in coflows])
-        usage = np.concatenate([coflow.usage for coflow in coflows])
-        ceiling = np.array([coflow.ceiling for coflow in coflows])
-        rates = max_min_rates(self.capacity, index, link, usage, ceiling)
-        self._components.put(coflows, _connected(index, link, len(coflows)))
-        for coflow, rate in zip(coflows, rates.tolist(), strict=True):
-            coflow.advance(self.env.now)
-            coflow.rate, coflow.version = rate, coflow.version + 1
-            heapq.heappush(self._finishes, (self.env.now + _duration(coflow), coflow.order, coflow.version))
+    def _share(self, slots: IntArray) -> None:
+        if not len(slots):
+            return
+        owner, link, usage, _ = self._coflows.entries(slots)
+        rates = max_min_rates(self.capacity, owner, link, usage, self._coflows["ceiling"][slots])
+        components = self._components + _connected(owner, link, len(slots))
+        self._components = int(components.max()) + 1
+        self._component_of_link[link] = components[owner]
+        self._coflows["component"][slots] = components
+        self._coflows.set_rates(slots, rates, self.env.now)
 
     def _schedule_wake(self) -> None:
-        while self._finishes and not self._is_current(self._finishes[0]):
-            heapq.heappop(self._finishes)
         self._wake_version += 1
-        if self._finishes:
+        following = float(self._coflows["end"].min(initial=np.inf))
+        if following < np.inf:
             version = self._wake_version
-            delay = max(0.0, self._finishes[0][0] - self.env.now)
-            _Callback(self.env, lambda: self._wake(version), delay, NORMAL)
+            _Callback(self.env, lambda: self._wake(version, following), max(0.0, following - self.env.now), NORMAL)
 
-    def _is_current(self, finish: tuple[float, int, int]) -> bool:
-        coflow = self._active.get(finish[1])
-        return coflow is not None and coflow.version == finish[2]
-
-    def _wake(self, version: int) -> None:
+    def _wake(self, version: int, following: float) -> None:
         """Finish every coflow whose time has come, unless a newer solve has moved that time."""
         if version != self._wake_version:
             return
         self.events += 1
-        horizon = max(self.env.now, self._finishes[0][0])
+        horizon = max(self.env.now, following)
         horizon += _SAME_INSTANT * (1 + horizon)
-        done: list[_Coflow] = []
-        while self._finishes and self._finishes[0][0] <= horizon:
-            finish = heapq.heappop(self._finishes)
-            if self._is_current(finish):
-                done.append(self._active.pop(finish[1]))
+        done = np.flatnonzero(self._coflows["end"] <= horizon)
         self._retire(done)
         self._request_solve()
-        self.on_finish([coflow.key for coflow in sorted(done, key=lambda coflow: coflow.order)])
+        self.on_finish(self._coflows.end(done))
 
-    def _retire(self, done: list[_Coflow]) -> None:
-        for coflow in done:
-            np.add.at(self._finished_bytes, coflow.links, coflow.bytes_per_unit * coflow.size)
-            self._components.of_link[coflow.links] = -1
-            self._components.members[coflow.component].remove(coflow)
-            self._disturbed.add(coflow.component)
-
-
-def _duration(coflow: _Coflow) -> float:
-    """Seconds a coflow still takes at its present rate."""
-    return coflow.remaining / coflow.rate if coflow.remaining > 0 else 0.0
+    def _retire(self, done: IntArray) -> None:
+        owner, link, _, per_unit = self._coflows.entries(done)
+        np.add.at(self._finished_bytes, link, per_unit * self._coflows["size"][done][owner])
+        self._component_of_link[link] = -1
+        self._disturbed.append(np.unique(self._coflows["component"][done]))
 
 
 def _connected(coflow: IntArray, link: IntArray, coflows: int) -> IntArray:
@@ -275,6 +221,8 @@ def _connected(coflow: IntArray, link: IntArray, coflows: int) -> IntArray:
     if coflows == 1:
         return np.zeros(1, dtype=np.int64)
     used, link = np.unique(link, return_inverse=True)
+    if len(used) == len(link):  # no link is anybody else's
+        return np.arange(coflows)
     nodes = coflows + len(used)
     graph = coo_array((np.ones(len(link), dtype=np.int8), (coflow, coflows + link)), shape=(nodes, nodes))
     _, labels = connected_components(graph, directed=False)

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Hashable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Literal, cast, get_args
 
 import numpy as np
 import simpy
 from numpy.typing import NDArray
 
 from foreshard.simulator.comms.collectives import AllToAll, Lowered, check_bound, lower
-from foreshard.simulator.comms.network import Network
+from foreshard.simulator.comms.transfers import Done, Transfers
 from foreshard.simulator.job.layout import Groups
 from foreshard.simulator.job.program import Collective, CollectiveKind
 from foreshard.simulator.job.traffic import PairBytes
@@ -30,6 +30,7 @@ __all__ = [
     "uniform_collective",
 ]
 
+FloatArray = NDArray[np.float64]
 NcclTest = CollectiveKind | Literal["sendrecv"]
 """What nccl-tests measures and we predict: the collectives, and sendrecv, in which every rank sends to the next."""
 NCCL_TESTS: tuple[NcclTest, ...] = (*get_args(CollectiveKind), "sendrecv")
@@ -143,32 +144,25 @@ def run_collectives(
     Raises BoundViolationError if one beats its bound.
     """
     env = simpy.Environment()
-    ended: dict[Hashable, simpy.Event] = {}
+    begun: list[FloatArray] = []
+    ended: list[FloatArray] = []
 
-    def on_finish(keys: list[Hashable]) -> None:
-        for key in keys:
-            ended.pop(key).succeed()
+    def on_done(done: Done) -> None:
+        for index, groups in done:
+            ended[cast(int, index)][groups] = env.now
 
-    network = Network(env, cluster.link_usable, on_finish)
-
-    def group(key: tuple[int, int], start: float, lowered: Lowered) -> Generator[simpy.Event, None, None]:
-        yield env.timeout(start)
-        for number, phase in enumerate(lowered.phases):
-            yield env.timeout(phase.latency_s)
-            ended[(*key, number)] = env.event()
-            network.start((*key, number), phase.links, phase.nbytes, phase.floor_s, phase.stretch)
-            yield ended[(*key, number)]
-        took[key[0]][key[1]] = env.now - start
-        check_bound(f"collective {key[0]}, group {key[1]}", env.now - start, lowered)
-
-    took: list[list[float]] = []
-    for index, (start, collective) in enumerate(starts):
-        lowered = lower(cluster, collective, all_to_all)
-        took.append([0.0] * len(lowered))
-        for number, each in enumerate(lowered):
-            env.process(group((index, number), start, each))
+    transfers = Transfers(env, cluster.link_usable, on_done)
+    every = [(start, lower(cluster, collective, all_to_all)) for start, collective in starts]
+    for index, (start, lowered) in enumerate(every):
+        begun.append(np.full(len(lowered), start))
+        ended.append(begun[-1].copy())
+        transfers.begin(index, lowered.phases, np.arange(len(lowered)), begun[-1])
     env.run()
-    return took, network.link_bytes
+    took = [end - begin for begin, end in zip(begun, ended, strict=True)]
+    for index, (_, lowered) in enumerate(every):
+        early = int((took[index] - lowered.bound_s * (1 - 1e-9)).argmin())
+        check_bound(f"collective {index}, group {early}", float(took[index][early]), lowered[early])
+    return [times.tolist() for times in took], transfers.link_bytes
 
 
 def _busiest_nic(cluster: Cluster, lowered: Lowered) -> float:

@@ -6,17 +6,21 @@ beyond the nodes is used, link i of node a becomes link i of node b.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
+from weakref import WeakKeyDictionary
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.sparse import csr_array
 
 from foreshard.simulator.comms.lowering import Draft
 from foreshard.simulator.comms.members import Members
+from foreshard.simulator.job.layout import Groups
 from foreshard.topologies.cluster import Cluster
 
-__all__ = ["Pairs", "Seat", "Template", "seat_of"]
+__all__ = ["Pairs", "Seats", "Template", "seats_of", "template_of"]
 
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
@@ -33,9 +37,11 @@ class Pairs:
     link: IntArray
     share: FloatArray
 
-    def loads(self, matrix: FloatArray) -> FloatArray:
-        """Bytes on `links` for traffic [members, members], [k]."""
-        return np.bincount(self.link, self.share * matrix.ravel()[self.pair], len(self.links)).astype(np.float64)
+    def loads(self, matrices: FloatArray) -> FloatArray:
+        """Bytes on `links` for each traffic of [n, members, members], [n, k]."""
+        flat = matrices.reshape(len(matrices), -1)
+        spread = csr_array((self.share, (self.link, self.pair)), shape=(len(self.links), flat.shape[1]))
+        return np.asarray((spread @ flat.T).T, dtype=np.float64)
 
 
 @dataclass(eq=False)
@@ -43,7 +49,6 @@ class Template:
     """The first group seen of its kind, with what was worked out for it."""
 
     members: Members
-    nodes: IntArray
     drafts: dict[object, Draft] = field(default_factory=dict)
 
     @cached_property
@@ -74,69 +79,121 @@ class Template:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Seat:
-    """One group: the template it is like, and the nodes it lies on in the template's order."""
+class Seats:
+    """Groups that lie alike: their numbers `groups` [n], their `nodes` [n, nodes] in the order of their members.
+
+    The first of all that ever lay so is the template's; `here` are its nodes.
+    """
 
     template: Template
+    groups: IntArray
     nodes: IntArray
+    here: IntArray
     first_link: IntArray
 
     def moved(self, links: IntArray) -> IntArray:
-        """The links of this group that correspond to those of the template."""
-        here, there = self.template.nodes, self.nodes
-        if len(here) == 1:
-            return links + int(self.first_link[there[0]] - self.first_link[here[0]])
-        if np.array_equal(here, there):
-            return links
+        """The links of each group that correspond to the template's `links` [k], [n, k]."""
+        if len(self.nodes) == 1 and np.array_equal(self.nodes[0], self.here):
+            return links[None, :]  # perhaps beyond the nodes
         node = np.searchsorted(self.first_link, links, side="right") - 1
-        order = np.argsort(here)
-        place = order[np.searchsorted(here, node, sorter=order)]
-        moved: IntArray = links - self.first_link[node] + self.first_link[there[place]]
+        order = np.argsort(self.here)
+        place = order[np.searchsorted(self.here, node, sorter=order)]
+        moved: IntArray = (links - self.first_link[node])[None, :] + self.first_link[self.nodes[:, place]]
         return moved
 
 
-class _Seats:
-    """Templates of one cluster."""
+class _Seating:
+    """Templates of one cluster, and the seats of the groups that were asked for."""
 
     def __init__(self, cluster: Cluster) -> None:
-        groups = cluster.spec.groups
-        counts = [group.nodes for group in groups]
-        links = np.repeat([len(group.node.links) for group in groups], counts)
+        spec = cluster.spec
+        links = np.repeat([len(group.node.links) for group in spec.groups], [group.nodes for group in spec.groups])
         self.cluster = cluster
-        self.kind = np.repeat([id(group.node) for group in groups], counts)
         self.first_link = np.cumsum(links) - links
-        # A degraded link makes its node unlike the others, and links between leaf switches belong to no node.
-        self.alike = not cluster.spec.degrade
+        self.kind = _node_kinds(cluster, self.first_link, links)
         self.uplinks = len(cluster.link_usable) > int(links.sum())
-        self.templates: dict[object, Template] = {}
-        self.seats: dict[bytes, Seat] = {}
+        self.templates: dict[bytes, tuple[Template, IntArray]] = {}
+        self.known: WeakKeyDictionary[Groups, tuple[Seats, ...]] = WeakKeyDictionary()
 
-    def seat(self, ranks: IntArray) -> Seat:
-        key = ranks.tobytes()
-        if key not in self.seats:
-            self.seats[key] = self._seat(ranks)
-        return self.seats[key]
+    def seats(self, groups: Groups) -> tuple[Seats, ...]:
+        """The groups by template; worked out once."""
+        if groups not in self.known:
+            by_size: dict[int, list[int]] = defaultdict(list)
+            for index, size in enumerate(groups.sizes.tolist()):
+                by_size[size].append(index)
+            found = (self._of_size(groups, np.array(numbers)) for numbers in by_size.values())
+            self.known[groups] = tuple(seats for several in found for seats in several)
+        return self.known[groups]
 
-    def _seat(self, ranks: IntArray) -> Seat:
-        nodes, first, place = np.unique(self.cluster.node_of[ranks], return_index=True, return_inverse=True)
-        order = np.argsort(first)
-        nodes, place = nodes[order], np.argsort(order)[place]
-        _, domain = np.unique(self.cluster.domain_of[ranks], return_inverse=True)
-        key: object = ranks.tobytes()
-        if self.alike and not (self.uplinks and domain.any()):
-            parts = (self.kind[nodes], place, self.cluster.local_rank[ranks], domain)
-            key = tuple(part.tobytes() for part in parts)
-        template = self.templates.get(key)
-        if template is None:
-            template = self.templates[key] = Template(Members(self.cluster, ranks), nodes)
-        return Seat(template, nodes, self.first_link)
+    def _of_size(self, groups: Groups, numbers: IntArray) -> list[Seats]:
+        """The seats of groups of one size, given their numbers."""
+        ranks = np.stack([groups.members[number] for number in numbers.tolist()])
+        node = self.cluster.node_of[ranks]
+        first = _first_equal(node)
+        domain = _dense_rank(self.cluster.domain_of[ranks])
+        rows = np.concatenate([self.kind[node], first, self.cluster.local_rank[ranks], domain], axis=1)
+        # Links between leaf switches belong to no node: a group that uses them is like no other.
+        beyond = np.asarray((domain > 0).any(axis=1) & self.uplinks)
+        alike: dict[bytes, list[int]] = defaultdict(list)
+        for row in range(len(numbers)):
+            alike[(ranks[row] if beyond[row] else rows[row]).tobytes()].append(row)
+        own = first == np.arange(first.shape[1])  # the first member in each node
+        return [
+            self._seats(key, numbers[same], ranks[same], node[same][:, own[same[0]]]) for key, same in alike.items()
+        ]
+
+    def _seats(self, key: bytes, numbers: IntArray, ranks: IntArray, nodes: IntArray) -> Seats:
+        if key not in self.templates:
+            self.templates[key] = (Template(Members(self.cluster, ranks[0])), nodes[0])
+        template, here = self.templates[key]
+        return Seats(template, numbers, nodes, here, self.first_link)
+
+
+def _node_kinds(cluster: Cluster, first_link: IntArray, links: IntArray) -> IntArray:
+    """A number for each node, equal where all links are, [nodes]; a damaged link makes its node unlike the others."""
+    spec = cluster.spec
+    kinds = np.repeat([id(group.node) for group in spec.groups], [group.nodes for group in spec.groups])
+    damaged = np.flatnonzero(cluster.link_factor[: int(links.sum())] < 1)
+    for node in np.unique(np.searchsorted(first_link, damaged, side="right") - 1).tolist():
+        factors = cluster.link_factor[first_link[node] : first_link[node] + links[node]]
+        kinds[node] = hash((int(kinds[node]), factors.tobytes()))
+    return kinds
+
+
+def _first_equal(values: IntArray) -> IntArray:
+    """For each entry of a row the place of the first equal one in that row, [rows, n]."""
+    order = np.argsort(values, axis=1, kind="stable")
+    ordered = np.take_along_axis(values, order, axis=1)
+    new = np.ones(values.shape, dtype=bool)
+    new[:, 1:] = ordered[:, 1:] != ordered[:, :-1]
+    begun = np.maximum.accumulate(np.where(new, np.arange(values.shape[1]), 0), axis=1)
+    first = np.empty_like(order)
+    np.put_along_axis(first, order, np.take_along_axis(order, begun, axis=1), axis=1)
+    return first
+
+
+def _dense_rank(values: IntArray) -> IntArray:
+    """For each entry of a row how many different smaller ones the row has, [rows, n]."""
+    order = np.argsort(values, axis=1, kind="stable")
+    ordered = np.take_along_axis(values, order, axis=1)
+    steps = np.zeros(values.shape, dtype=np.int64)
+    steps[:, 1:] = ordered[:, 1:] != ordered[:, :-1]
+    rank = np.empty_like(steps)
+    np.put_along_axis(rank, order, np.cumsum(steps, axis=1), axis=1)
+    return rank
 
 
 @lru_cache(maxsize=8)
-def _seats(cluster: Cluster) -> _Seats:
-    return _Seats(cluster)
+def _seating(cluster: Cluster) -> _Seating:
+    return _Seating(cluster)
 
 
-def seat_of(cluster: Cluster, ranks: IntArray) -> Seat:
-    """Return the seat of a group of ranks, in the order of its members."""
-    return _seats(cluster).seat(ranks)
+def seats_of(cluster: Cluster, groups: Groups) -> tuple[Seats, ...]:
+    """Return all groups, those that lie alike together."""
+    return _seating(cluster).seats(groups)
+
+
+def template_of(cluster: Cluster, ranks: IntArray) -> Template:
+    """Return the template of one group of ranks, in the order of its members."""
+    (seats,) = seats_of(cluster, Groups([ranks]))
+    return seats.template

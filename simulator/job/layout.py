@@ -69,6 +69,22 @@ class Groups:
         """Members of each group, [groups]."""
         return np.array([len(group) for group in self.members], dtype=np.int64)
 
+    @cached_property
+    def _in_order(self) -> tuple[IntArray, IntArray]:
+        """All ranks group by group, and where each group begins."""
+        ranks = np.concatenate([np.zeros(0, dtype=np.int64), *self.members])
+        return ranks, np.cumsum(self.sizes) - self.sizes
+
+    def ranks_of(self, groups: IntArray) -> IntArray:
+        """The ranks of some groups, group by group in the order of their members."""
+        ranks, first = self._in_order
+        if len(groups) == len(self) and (np.diff(groups) > 0).all():
+            return ranks
+        sizes = self.sizes[groups]
+        before = np.cumsum(sizes) - sizes
+        some: IntArray = ranks[np.arange(int(sizes.sum())) + np.repeat(first[groups] - before, sizes)]
+        return some
+
     def _scatter(self, values: Iterable[IntArray]) -> IntArray:
         out = np.empty(self.world_size, dtype=np.int64)
         for group, value in zip(self.members, values, strict=True):

@@ -82,12 +82,13 @@ class LinkLoads:
         for copy in work.copies:
             ranks = np.flatnonzero(copy.nbytes)
             nodes = self._cluster.node_of[ranks]
-            for node, links, nbytes in self._cluster.host_loads(ranks, copy.nbytes[ranks], copy.direction):
-                members = ranks[nodes == node]
+            loads = self._cluster.host_loads(ranks, copy.nbytes[ranks], copy.direction)
+            for number, node in enumerate(loads.nodes.tolist()):
+                members, at = ranks[nodes == node], slice(*loads.first[number : number + 2].tolist())
                 begun = trace.start_s[index, members]
                 self._ops.append((index, node))
                 self._times.append((float(begun.min()), float((begun + trace.copied_s[index, members]).max())))
-                yield links, nbytes
+                yield loads.links[at], loads.nbytes[at]
 
     @cached_property
     def nbytes(self) -> FloatArray:

@@ -10,19 +10,18 @@ and shares links with whatever else is in flight. So the events of a step are it
 from __future__ import annotations
 
 from collections import defaultdict, deque
-from collections.abc import Callable, Hashable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import cast
 
 import numpy as np
 import simpy
 from numpy.typing import NDArray
 
-from foreshard.simulator.comms.collectives import Lowered, lower
-from foreshard.simulator.comms.network import Network
+from foreshard.simulator.comms.collectives import Lowered, LoweredGroups, lower
+from foreshard.simulator.comms.transfers import Done, Transfers
 from foreshard.simulator.job.program import Collective, Compute, Dep, Op, StepProgram
-from foreshard.simulator.step.host_copies import CopyInFlight, HostCopies
+from foreshard.simulator.step.host_copies import CopiesInFlight, HostCopies
 from foreshard.topologies.cluster import Cluster
 from foreshard.topologies.errors import DeadlockError, InputError
 
@@ -30,8 +29,7 @@ __all__ = ["Engine", "Lowering", "Timeline"]
 
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
-Key = tuple[int, int]  # (node, group) of a collective in flight
-Lowering = Callable[[Cluster, Collective], tuple[Lowered, ...]]
+Lowering = Callable[[Cluster, Collective], LoweredGroups | Sequence[Lowered]]
 
 _NAMED = 8  # ranks named in an error before it says "and N more"
 
@@ -78,19 +76,14 @@ class Engine:
         self._point_waits: dict[int, list[int]] = defaultdict(list)
         self._next_point: list[float] = []
         self._lowering = lowering
-        self._lowered: dict[int, tuple[Lowered, ...]] = {}
+        self._lowered: dict[int, LoweredGroups] = {}
         self._joined: dict[int, IntArray] = {}
         self._joined_at: dict[int, FloatArray] = {}
-        self._phase: dict[Key, int] = {}
         self._copies = HostCopies(cluster)
-        self._in_flight: dict[Key, CopyInFlight] = {}  # copies; their keys have a number below 0 in place of a group
-        self._copies_begun = 0
         self._copied_s: dict[int, FloatArray] = {}
         self._todo: deque[Callable[[], None]] = deque()
         self._env = simpy.Environment()
-        self._starts: dict[float, list[Key]] = {}
-        self._events = 0
-        self._network = Network(self._env, cluster.link_usable, self._finished)
+        self._transfers = Transfers(self._env, cluster.link_usable, self._finished)
         self._connect()
 
     # -- the graph ---------------------------------------------------------------------------------------------
@@ -186,24 +179,17 @@ class Engine:
             moving = self._copies.moving(work.copies[number], ranks)
             waiting = self._copies.wait((node, number), work.copies[number], ranks[moving], times[moving])
             for at in waiting:
-                self._on_clock(at, partial(self._begin_copies, at))
+                self._transfers.at(at, partial(self._begin_copies, at))
             ranks, times = ranks[~moving], times[~moving]
         if work.copies:
             self._copied_s[node][ranks] = times - self._begun[node, ranks]
         ends = np.maximum(times + work.seconds[ranks], self._issued[node, ranks])
         self._todo.append(partial(self._complete, node, ranks, ends))
 
-    def _on_clock(self, at: float, action: Callable[[simpy.Event], None]) -> None:
-        event = self._env.timeout(max(0.0, at - self._env.now))
-        event.callbacks.append(action)
-        self._events += 1
-
-    def _begin_copies(self, at: float, _: simpy.Event) -> None:
-        for copy in self._copies.begin(at):
-            self._copies_begun += 1
-            key = (copy.place[0], -self._copies_begun)
-            self._in_flight[key] = copy
-            self._network.start(key, copy.links, copy.nbytes, copy.floor_s)
+    def _begin_copies(self, at: float) -> None:
+        for copies in self._copies.begin(at):
+            nodes = copies.bundle.groups
+            self._transfers.begin(copies, (copies.bundle,), nodes, np.full(len(nodes), self._env.now))
 
     def _complete(self, node: int, ranks: IntArray, ends: FloatArray) -> None:
         finite = np.isfinite(ends)
@@ -229,63 +215,40 @@ class Engine:
         joined = self._joined[node]
         np.add.at(joined, groups, 1)
         touched = np.unique(groups)
-        idle = []  # nothing to move, as in a group of one rank
-        for group in touched[joined[touched] == work.groups.sizes[touched]].tolist():
-            members = work.groups.members[group]
-            begun = float(self._joined_at[node][group])
-            self._begun[node, members] = begun
-            self._phase[node, group] = -1
-            if not self._advance((node, group), begun):
-                idle.append(members)
-        if idle:
-            ranks = np.concatenate(idle)
+        full = touched[joined[touched] == work.groups.sizes[touched]]
+        begun = self._joined_at[node][full]
+        ranks = work.groups.ranks_of(full)
+        self._begun[node, ranks] = np.repeat(begun, work.groups.sizes[full])
+        idle = self._transfers.begin(node, self._lower(node).phases, full, begun)
+        if len(idle):  # nothing to move, as in a group of one rank
+            ranks = work.groups.ranks_of(idle)
             self._todo.append(partial(self._complete, node, ranks, self._begun[node, ranks]))
 
-    def _lower(self, node: int) -> tuple[Lowered, ...]:
+    def _lower(self, node: int) -> LoweredGroups:
         index = node % len(self._ops)
         if index not in self._lowered:
             work = self._ops[index].work
             assert isinstance(work, Collective)
-            self._lowered[index] = self._lowering(self._cluster, work)
+            lowered = self._lowering(self._cluster, work)
+            if not isinstance(lowered, LoweredGroups):
+                lowered = LoweredGroups.of(self._cluster, lowered)
+            self._lowered[index] = lowered
         return self._lowered[index]
 
-    def _advance(self, key: Key, now: float) -> bool:
-        """Put the next phase of a collective on the clock; False if there is none left."""
-        phases = self._lower(key[0])[key[1]].phases
-        self._phase[key] += 1
-        if self._phase[key] >= len(phases):
-            return False
-        at = now + phases[self._phase[key]].latency_s
-        if at not in self._starts:
-            self._starts[at] = []
-            self._on_clock(at, partial(self._begin_transfers, at))
-        self._starts[at].append(key)
-        return True
-
-    def _begin_transfers(self, at: float, _: simpy.Event) -> None:
-        for key in sorted(self._starts.pop(at)):
-            phase = self._lower(key[0])[key[1]].phases[self._phase[key]]
-            self._network.start(key, phase.links, phase.nbytes, phase.floor_s, phase.stretch)
-
-    def _finished(self, keys: list[Hashable]) -> None:
-        """Transfers ended now: begin their next phases, or complete the collectives, all groups of one at once."""
-        done: dict[int, list[int]] = defaultdict(list)
-        copied: dict[tuple[int, int], list[IntArray]] = defaultdict(list)
-        for key in sorted(cast(list[Key], keys)):
-            if key in self._in_flight:
-                copy = self._in_flight.pop(key)
-                copied[copy.place].append(copy.ranks)
-            elif not self._advance(key, self._env.now):
-                done[key[0]].append(key[1])
-        for (node, number), parts in copied.items():
-            ranks, work = np.concatenate(parts), self._ops[node % len(self._ops)].work
-            assert isinstance(work, Compute)
-            self._compute(node, work, ranks, np.full(len(ranks), self._env.now), number + 1)
-        for node, groups in done.items():
-            work = self._ops[node % len(self._ops)].work
-            assert isinstance(work, Collective)
-            ranks = np.concatenate([work.groups.members[group] for group in groups])
-            self._todo.append(partial(self._complete, node, ranks, np.full(len(ranks), self._env.now)))
+    def _finished(self, done: Done) -> None:
+        """Copies have ended now, or collectives, all groups of one at once: go on with what comes after them."""
+        for owner, groups in done:
+            if isinstance(owner, CopiesInFlight):
+                (node, number), ranks = owner.place, self._copies.of_nodes(owner, groups)
+                work = self._ops[node % len(self._ops)].work
+                assert isinstance(work, Compute)
+                self._compute(node, work, ranks, np.full(len(ranks), self._env.now), number + 1)
+            else:
+                assert isinstance(owner, int)
+                work = self._ops[owner % len(self._ops)].work
+                assert isinstance(work, Collective)
+                ranks = work.groups.ranks_of(groups)
+                self._todo.append(partial(self._complete, owner, ranks, np.full(len(ranks), self._env.now)))
         self._drain()
 
     # -- running -----------------------------------------------------------------------------------------------
@@ -302,11 +265,11 @@ class Engine:
             begun=self._begun.reshape(shape),
             end=self._end.reshape(shape),
             copied_s={node % len(self._ops): seconds for node, seconds in self._copied_s.items()},
-            link_bytes=self._network.link_bytes,
-            events=self._events + self._network.events,
+            link_bytes=self._transfers.link_bytes,
+            events=self._transfers.events,
         )
 
-    def lowered(self, op: Op) -> tuple[Lowered, ...]:
+    def lowered(self, op: Op) -> LoweredGroups:
         """How the collective of `op` was carried out, group by group."""
         return self._lower(self._index[op.name])
 
@@ -315,13 +278,15 @@ class Engine:
             op = self._ops[node % len(self._ops)]
             if isinstance(op.work, Compute):
                 continue
-            for group, members in enumerate(op.work.groups.members):
-                there = self._pending[node, members] == 0
-                if there.any() and not there.all():
-                    raise DeadlockError(
-                        f"collective {op.name!r} (group {group}, step {node // len(self._ops)}) never started: "
-                        f"{_ranks(members[there])} wait for {_ranks(members[~there])}, which never joined"
-                    )
+            groups = op.work.groups
+            there = np.bincount(groups.group_of, self._pending[node] == 0, len(groups))
+            for group in np.flatnonzero((there > 0) & (there < groups.sizes)).tolist():
+                members = groups.members[group]
+                come = self._pending[node, members] == 0
+                raise DeadlockError(
+                    f"collective {op.name!r} (group {group}, step {node // len(self._ops)}) never started: "
+                    f"{_ranks(members[come])} wait for {_ranks(members[~come])}, which never joined"
+                )
         unfinished = np.argwhere(np.isnan(self._end))
         if len(unfinished):
             node = int(unfinished[0, 0])

@@ -9,10 +9,11 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from foreshard.simulator.comms.lowering import Bundle
 from foreshard.simulator.job.program import HostCopy
 from foreshard.topologies.cluster import Cluster
 
-__all__ = ["CopyInFlight", "HostCopies"]
+__all__ = ["CopiesInFlight", "HostCopies"]
 
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
@@ -20,14 +21,12 @@ Place = tuple[int, int]  # (node of the program's graph, which of its copies)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class CopyInFlight:
-    """Copies of some ranks of one machine: `nbytes` [k] on `links` [k]."""
+class CopiesInFlight:
+    """Copies of `ranks`, ascending, that begin together; the groups of `bundle` are the machine's nodes they are in."""
 
     place: Place
     ranks: IntArray
-    links: IntArray
-    nbytes: FloatArray
-    floor_s: float
+    bundle: Bundle
 
 
 class HostCopies:
@@ -54,12 +53,24 @@ class HostCopies:
                 yield at
             self._waiting[at][place].append((copy, ranks[times == at]))
 
-    def begin(self, at: float) -> Iterator[CopyInFlight]:
-        """What starts at an instant, machine by machine."""
+    def begin(self, at: float) -> Iterator[CopiesInFlight]:
+        """What starts at an instant, operation by operation."""
         for place, parts in sorted(self._waiting.pop(at).items()):
             copy = parts[0][0]
             ranks = np.sort(np.concatenate([ranks for _, ranks in parts]))
-            nodes = self._cluster.node_of[ranks]
-            for node, links, nbytes in self._cluster.host_loads(ranks, copy.nbytes[ranks], copy.direction):
-                here = ranks[slice(*np.searchsorted(nodes, (node, node + 1)).tolist())]
-                yield CopyInFlight(place=place, ranks=here, links=links, nbytes=nbytes, floor_s=copy.floor_s)
+            loads = self._cluster.host_loads(ranks, copy.nbytes[ranks], copy.direction)
+            bundle = Bundle(
+                groups=loads.nodes,
+                latency_s=np.zeros(len(loads.nodes)),
+                floor_s=np.full(len(loads.nodes), copy.floor_s),
+                first=loads.first,
+                links=loads.links,
+                nbytes=loads.nbytes,
+                stretch=np.ones(len(loads.links)),
+            )
+            yield CopiesInFlight(place=place, ranks=ranks, bundle=bundle)
+
+    def of_nodes(self, copies: CopiesInFlight, nodes: IntArray) -> IntArray:
+        """Those of the copying ranks that are in some nodes of the machine."""
+        here: IntArray = copies.ranks[np.isin(self._cluster.node_of[copies.ranks], nodes)]
+        return here

@@ -8,7 +8,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from foreshard.simulator.comms.collectives import Lowered, lower
+from foreshard.simulator.comms.collectives import LoweredGroups, lower
 from foreshard.simulator.comms.measured_times import MeasuredCollectives
 from foreshard.simulator.job.batches import JaggedBatch
 from foreshard.simulator.job.demand import Demand
@@ -263,7 +263,7 @@ def _launch_waits(op: Op, timeline: Timeline, index: int) -> FloatArray:
     return waited
 
 
-def _describe(op: Op, timeline: Timeline, lowered: Callable[[Op], tuple[Lowered, ...]], index: int) -> OpInfo:
+def _describe(op: Op, timeline: Timeline, lowered: Callable[[Op], LoweredGroups], index: int) -> OpInfo:
     """The operation as the trace keeps it; of a collective, the group that took longest."""
     info = None
     if isinstance(op.work, Collective):
@@ -271,7 +271,7 @@ def _describe(op: Op, timeline: Timeline, lowered: Callable[[Op], tuple[Lowered,
     return OpInfo(name=op.name, label=op.label, stage=op.stage, stream=op.stream, batch=op.batch, collective=info)
 
 
-def _collective_info(work: Collective, groups: tuple[Lowered, ...], durations: FloatArray) -> CollectiveInfo:
+def _collective_info(work: Collective, groups: LoweredGroups, durations: FloatArray) -> CollectiveInfo:
     slowest = int(work.groups.group_of[int(np.argmax(durations))])
     out, into = busiest(work)
     sizes = work.groups.sizes
@@ -287,7 +287,7 @@ def _collective_info(work: Collective, groups: tuple[Lowered, ...], durations: F
         bound_s=groups[slowest].bound_s,
         bottleneck=groups[slowest].bottleneck,
         group_sizes=tuple(np.unique(joined).tolist()),
-        peers=max(lowered.peers for lowered in groups),
+        peers=int(groups.peers.max()),
     )
 
 

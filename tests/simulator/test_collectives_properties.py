@@ -14,6 +14,7 @@ from foreshard.simulator.comms.collectives import lower
 from foreshard.simulator.comms.loads import Loads
 from foreshard.simulator.comms.members import Members
 from foreshard.simulator.comms.single import alone_s, run_collectives, run_one, uniform_collective
+from foreshard.simulator.comms.symmetry import template_of
 from foreshard.simulator.comms.tuned import tuned
 from foreshard.simulator.job.layout import Groups, Layout, resolve_layout
 from foreshard.simulator.job.program import Collective
@@ -281,14 +282,12 @@ def test_no_port_takes_up_less_of_a_link_than_its_bytes(name, kind, nodes, nbyte
 
 @given(st.sampled_from(KINDS[1:]), sizes, st.integers(2, 3))
 def test_what_is_worked_out_for_one_group_is_worked_out_once(kind, nbytes, nodes):
-    from foreshard.simulator.comms.symmetry import seat_of
-
     cluster = machine("p5.48xlarge", nodes)
-    seat = seat_of(cluster, np.arange(8))
-    tuned(seat.template, kind, nbytes)
-    other = seat_of(cluster, np.arange(8, 16))
-    assert other.template is seat.template
-    assert (kind, nbytes) in other.template.drafts
+    template = template_of(cluster, np.arange(8))
+    tuned(template, kind, nbytes)
+    other = template_of(cluster, np.arange(8, 16))
+    assert other is template
+    assert (kind, nbytes) in other.drafts
 
 
 def test_two_flows_on_one_nic_take_twice_as_long_as_on_two():

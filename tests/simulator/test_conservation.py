@@ -96,8 +96,8 @@ def test_links_move_exactly_what_collectives_and_host_copies_put_on_them(scenari
     for op in prediction.program(prediction.shown_sync).ops:
         if isinstance(op.work, Compute):
             for copy in op.work.copies:
-                for _, links, nbytes in prediction.cluster.host_loads(ranks, copy.nbytes, copy.direction):
-                    expected[links] += nbytes
+                copied = prediction.cluster.host_loads(ranks, copy.nbytes, copy.direction)
+                expected[copied.links] += copied.nbytes
         if isinstance(op.work, Collective):
             for lowered in lower(prediction.cluster, op.work):
                 for phase in lowered.phases:

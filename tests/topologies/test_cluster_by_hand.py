@@ -145,13 +145,14 @@ def test_host_copies_and_nics_load_the_same_pcie_link() -> None:
     """On the PCIe box the link of a GPU carries copies to it and messages for it."""
     cluster = load_preset("pcie-4x", 2)
     copied = cluster.host_loads(np.arange(8), np.full(8, 7.0), "to_device")
-    assert [node for node, _, _ in copied] == [0, 1]
-    copies = {cluster.link_name(int(k)): b for _, links, nbytes in copied for k, b in zip(links, nbytes, strict=True)}
+    assert copied.nodes.tolist() == [0, 1]
+    assert all(cluster.link_name(int(k)).startswith("node1/") for k in copied.links[copied.first[1] :])
+    copies = {cluster.link_name(int(k)): b for k, b in zip(copied.links, copied.nbytes, strict=True)}
     assert copies["node0/cpu0->node0/gpu0"] == copies["node1/cpu0->node1/gpu0"] == 7.0
     assert copies["node0/mem0->node0/cpu0"] == 14.0
-    ((node, links, nbytes),) = cluster.host_loads(np.array([6, 4]), np.array([2.0, 5.0]), "from_device")
+    nodes, first, links, nbytes = cluster.host_loads(np.array([6, 4]), np.array([2.0, 5.0]), "from_device")
     back = {cluster.link_name(int(k)): b for k, b in zip(links, nbytes, strict=True)}
-    assert node == 1
+    assert (nodes.tolist(), first.tolist()) == ([1], [0, len(links)])
     assert (back["node1/gpu2->node1/cpu1"], back["node1/gpu0->node1/cpu0"]) == (2.0, 5.0)
     assert loads(cluster, (4, 0, 3.0))["node0/cpu0->node0/gpu0"] == 3.0
 
