@@ -1,0 +1,59 @@
+"""Measured work as part of a profile: a fit for each kind of work, its points, where it is from; and as a table."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import UTC, datetime
+
+from tabulate import tabulate
+
+from foreshard.calibration.measure.device_records import DeviceSettings, WorkRecord
+from foreshard.calibration.measure.samples import OUTLIER_RULE
+from foreshard.calibration.measure.work_fit import fit_work
+from foreshard.simulator.measured.profile import Profile, Provenance, WorkFit
+
+__all__ = ["device_profile", "work_text"]
+
+_DEVICE = "device"  # name of what measured, in the provenance of a profile
+
+
+def device_profile(settings: DeviceSettings, records: Sequence[WorkRecord], *, name: str, command: str) -> Profile:
+    """Return what was measured of the work of ranks as a profile."""
+    jobs = len({record.job for record in records})
+    provenance = Provenance(
+        name=_DEVICE,
+        created=datetime.now(UTC).isoformat(timespec="seconds"),
+        command=command,
+        hardware=", ".join(filter(None, [settings.hardware, settings.bed])),
+        versions=settings.versions,
+        notes=(
+            f"every operation of {jobs} drawn jobs of {settings.optimizer}, all {len(settings.node_of)} ranks active, "
+            "each a sharding group of its own",
+            OUTLIER_RULE,
+        ),
+    )
+    return Profile(
+        name=name,
+        provenance=(provenance,),
+        backend=settings.backend,
+        device=settings.device,
+        device_name=settings.device_name,
+        ranks_per_node=settings.ranks_per_node,
+        work=fit_work(records),
+    )
+
+
+def work_text(fits: Sequence[WorkFit]) -> str:
+    """The fits as a table: points, seconds by feature, and how far measured lies from fitted, 10 to 90 %."""
+    rows = [
+        [
+            fit.kind,
+            len(fit.points),
+            sum(point.outliers for point in fit.points),
+            f"{fit.residuals[1]:+.1%} to {fit.residuals[-2]:+.1%}",
+            ", ".join(f"{slope:.3g} s/{name}" for name, slope in zip(fit.features, fit.coefficients, strict=True)),
+        ]
+        for fit in fits
+    ]
+    headers = ["work", "points", "outliers", "measured / fitted - 1", "seconds"]
+    return str(tabulate(rows, headers=headers, disable_numparse=True))
