@@ -40,6 +40,11 @@ class Testbed:
         self.leftovers: tuple[str, ...] = ()
         self._network = Network(self.shape.nodes, self.link)
 
+    def __str__(self) -> str:
+        """The bed in words: "testbed 2x2, 500 Mbit/s, burst 131072 B"."""
+        link = self.link
+        return f"testbed {self.shape}, {link.rate_bytes_per_s * 8 / 1e6:g} Mbit/s, burst {link.burst_bytes:.0f} B"
+
     def __enter__(self) -> Self:
         check_machine()
         self.leftovers = remove_leftovers()

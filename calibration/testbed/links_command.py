@@ -8,7 +8,6 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Mapping
-from importlib.util import find_spec
 from pathlib import Path
 
 import click
@@ -21,8 +20,9 @@ from foreshard.calibration.measure.link_report import link_rows, link_text
 from foreshard.calibration.measure.links_worker import WorkerOptions, measure_links
 from foreshard.calibration.measure.profile_parts import lay_into
 from foreshard.calibration.testbed.bed import Testbed
+from foreshard.calibration.testbed.starting import check_start, need_torch, torchrun_command
 from foreshard.simulator.measured.profile_file import read_profile
-from foreshard.topologies.errors import InputError, MissingDependencyError, UnitError
+from foreshard.topologies.errors import InputError, UnitError
 from foreshard.topologies.output import check_writable
 from foreshard.topologies.units import BYTES, SECONDS, parse_quantity
 
@@ -52,42 +52,25 @@ def links(
     Every group that a layout can use is measured: the world, groups inside nodes and across them, all at once. Finished
     points are kept beside OUTPUT until all are there: an interrupted run goes on where it stopped.
     """
-    under_torchrun = nproc is None and shape is None
-    _check(shape, rate, burst, nproc, pin, under_torchrun)
+    check_start("links", shape, nproc)
+    _check(shape, rate, burst, pin)
     plan = _plan(choices)
     check_writable(output)
     if output.exists():
         read_profile(output)
-    if find_spec("torch") is None:
-        raise MissingDependencyError("measuring links needs PyTorch: pip install 'foreshard[run]'")
+    need_torch("measuring links")
     file = output.with_name(f"{output.name}.links.part")
-    if under_torchrun:
-        measure_links(file, WorkerOptions(plan=plan))
-        code = 0
-    else:
-        code = _in_bed(file, plan, shape, str(rate), burst, pin) if shape else _here(file, plan, int(nproc or 1))
+    code = _measure(file, plan, shape, str(rate), burst, pin, nproc)
     if code == 0 and os.environ.get("RANK", "0") == "0":
         _finish(output, file, plan, as_json)
     return code
 
 
-def _check(
-    shape: str | None, rate: str | None, burst: str | None, nproc: int | None, pin: bool, under_torchrun: bool
-) -> None:
-    problems = []
-    if shape and nproc:
-        problems.append("--testbed and --nproc both start ranks: give one")
+def _check(shape: str | None, rate: str | None, burst: str | None, pin: bool) -> None:
     if shape and not rate:
-        problems.append('--testbed needs --rate, what its links carry: --rate "500 Mbit/s"')
+        raise InputError('--testbed needs --rate, what its links carry: --rate "500 Mbit/s"')
     if not shape and (rate or burst or pin):
-        problems.append("--rate, --burst and --pin are of a testbed: give --testbed too, such as --testbed 2x2")
-    if under_torchrun and "RANK" not in os.environ:
-        problems.append(
-            "no ranks: give --nproc N or --testbed NxR, or start them all with "
-            "`torchrun --nproc-per-node N --no-python foreshard calibrate links ...`"
-        )
-    if problems:
-        raise InputError(problems)
+        raise InputError("--rate, --burst and --pin are of a testbed: give --testbed too, such as --testbed 2x2")
 
 
 def _plan(choices: Mapping[str, str | int]) -> LinkPlan:
@@ -125,21 +108,20 @@ def _worker(file: Path, options: WorkerOptions) -> list[str]:
     return ["-m", "foreshard.calibration.measure.links_worker", str(file.absolute()), given]
 
 
-def _in_bed(file: Path, plan: LinkPlan, shape: str, rate: str, burst: str | None, pin: bool) -> int:
-    with Testbed(shape, rate, burst=burst) as bed:
-        link = bed.link
-        words = f"testbed {bed.shape}, {link.rate_bytes_per_s * 8 / 1e6:g} Mbit/s, burst {link.burst_bytes:.0f} B"
-        options = WorkerOptions(plan=plan, bed=words, pinned=pin)
-        results = bed.run([sys.executable, *_worker(file, options)], pinned=pin)
-    return next((abs(result.exit_code) for result in results if result.exit_code), 0)
-
-
-def _here(file: Path, plan: LinkPlan, nproc: int) -> int:
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={nproc}"]
-    environment = {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1", **os.environ}
-    return subprocess.run(
-        [*torchrun, *_worker(file, WorkerOptions(plan=plan))], env=environment, check=False
-    ).returncode
+def _measure(
+    file: Path, plan: LinkPlan, shape: str | None, rate: str, burst: str | None, pin: bool, nproc: int | None
+) -> int:
+    if shape:
+        with Testbed(shape, rate, burst=burst) as bed:
+            options = WorkerOptions(plan=plan, bed=str(bed), pinned=pin)
+            results = bed.run([sys.executable, *_worker(file, options)], pinned=pin)
+        return next((abs(result.exit_code) for result in results if result.exit_code), 0)
+    if nproc:
+        environment = {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1", **os.environ}
+        command = [*torchrun_command(nproc), *_worker(file, WorkerOptions(plan=plan))]
+        return subprocess.run(command, env=environment, check=False).returncode
+    measure_links(file, WorkerOptions(plan=plan))
+    return 0
 
 
 def _finish(output: Path, file: Path, plan: LinkPlan, as_json: bool) -> None:
