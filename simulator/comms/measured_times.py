@@ -38,7 +38,7 @@ Shape = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True)
 class CurveKey:
-    """What a curve was measured for; see `CollectiveCurve`."""
+    """What a curve was measured for, or would have to be; see `CollectiveCurve`."""
 
     kind: CollectiveKind
     ranks_per_node: Shape
@@ -67,31 +67,62 @@ class Timed:
     nbytes: float
     seconds: float
 
+    @property
+    def spread(self) -> tuple[float, float]:
+        """The 10 % and the 90 % quantile of single runs, as logarithms over `seconds`."""
+        return self.curve.spread(max(self.nbytes, self.curve.range_bytes[0]))
+
+    @property
+    def below(self) -> float:
+        """How far the size is below the measured range, as a factor above 1; 1 if it is not, and without bytes."""
+        return self.curve.below(self.nbytes) if self.nbytes > 0 else 1.0
+
+    @property
+    def above(self) -> float:
+        """How far the size is above the measured range, as a factor above 1; 1 if it is not."""
+        return self.curve.above(self.nbytes) if self.nbytes > 0 else 1.0
+
 
 class MeasuredCollectives:
-    """The collectives of a profile; `lower` does for them what `collectives.lower` does for the model."""
+    """The collectives of a profile; `lower` does for them what `collectives.lower` does for the model.
+
+    What a collective becomes is worked out once, since steps are simulated many times.
+    """
 
     def __init__(self, profile: Profile) -> None:
         self._curves = {_key(curve): Curve(curve.points) for curve in profile.collectives}
+        self._known: dict[Collective, tuple[tuple[Lowered, ...], tuple[Timed | None, ...]]] = {}
         self._unit_s: dict[Template, float] = {}  # busiest link of a uniform all_to_all of 1 byte
+
+    @property
+    def curves(self) -> tuple[CurveKey, ...]:
+        """What was measured."""
+        return tuple(self._curves)
 
     def lower(self, cluster: Cluster, collective: Collective) -> tuple[Lowered, ...]:
         """Return what each group puts on the links, with measured times where the profile has them."""
-        modelled = lower(cluster, collective)
-        times = self.times(cluster, collective, modelled)
-        busiest = _together(cluster, modelled, times)
-        return tuple(
-            one if timed is None else _measured(cluster, one, timed, busiest.get(timed.key))
-            for one, timed in zip(modelled, times, strict=True)
-        )
+        return self._lowered(cluster, collective)[0]
 
-    def times(
-        self, cluster: Cluster, collective: Collective, modelled: Sequence[Lowered] | None = None
-    ) -> list[Timed | None]:
+    def times(self, cluster: Cluster, collective: Collective) -> tuple[Timed | None, ...]:
         """Return each group's place on a curve, in order; None where its shape was not measured."""
-        modelled = modelled or lower(cluster, collective)
-        keys = self.keys(cluster, collective)
-        return [self._timed(cluster, collective, group, key, modelled[group]) for group, key in enumerate(keys)]
+        return self._lowered(cluster, collective)[1]
+
+    def _lowered(
+        self, cluster: Cluster, collective: Collective
+    ) -> tuple[tuple[Lowered, ...], tuple[Timed | None, ...]]:
+        if collective not in self._known:
+            modelled = tuple(lower(cluster, collective))
+            keys = self.keys(cluster, collective)
+            times = tuple(
+                self._timed(cluster, collective, group, key, modelled[group]) for group, key in enumerate(keys)
+            )
+            busiest = _together(cluster, modelled, times)
+            whole = tuple(
+                one if timed is None else _measured(cluster, one, timed, busiest.get(timed.key))
+                for one, timed in zip(modelled, times, strict=True)
+            )
+            self._known[collective] = whole, times
+        return self._known[collective]
 
     def keys(self, cluster: Cluster, collective: Collective) -> list[CurveKey | None]:
         """Return what each group would have to be measured for, in order; None for a group of one rank."""

@@ -58,13 +58,19 @@ class Curve:
             return exp(float(self._y[-1] + self._slope * (x - self._x[-1])))
         return exp(float(self._between(x)))
 
-    def outside(self, nbytes: float) -> float:
-        """How far a size is outside the measured range, as a factor above 1; 1 inside it."""
-        x = log(nbytes)
-        beyond = max(float(self._x[0]) - x, x - float(self._x[-1]))
-        return exp(beyond) if beyond > _WITHIN else 1.0
+    def below(self, nbytes: float) -> float:
+        """How far a size is below the measured range, as a factor above 1; 1 if it is not."""
+        return _factor(float(self._x[0]) - log(nbytes))
+
+    def above(self, nbytes: float) -> float:
+        """How far a size is above the measured range, as a factor above 1; 1 if it is not."""
+        return _factor(log(nbytes) - float(self._x[-1]))
 
     def spread(self, nbytes: float) -> tuple[float, float]:
         """The 10 % and the 90 % quantile of single runs, as logarithms over `seconds`: not above 0, not below 0."""
         x = log(nbytes)
         return float(np.interp(x, self._x, self._low)), float(np.interp(x, self._x, self._high))
+
+
+def _factor(beyond: float) -> float:
+    return exp(beyond) if beyond > _WITHIN else 1.0

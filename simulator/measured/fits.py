@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from foreshard.simulator.measured.profile import WorkFit
 
-__all__ = ["fitted_seconds", "outside_range"]
+__all__ = ["above_range", "fitted_seconds"]
 
 FloatArray = NDArray[np.float64]
 
@@ -17,23 +17,26 @@ _WITHIN = 1e-9
 
 
 def fitted_seconds(fit: WorkFit, counts: Mapping[str, FloatArray]) -> FloatArray:
-    """Return coefficient times count, summed over the fit's features, [ranks]; `counts` [ranks] by feature."""
-    terms = [slope * counts[name] for name, slope in zip(fit.features, fit.coefficients, strict=True)]
-    return np.asarray(np.sum(terms, axis=0))
+    """Return coefficient times count, summed over the fit's features, [ranks]; `counts` [ranks] by feature.
+
+    What an operation does not count, as int8 elements of one that encodes to fp16, it has none of.
+    """
+    total = np.zeros(len(next(iter(counts.values()))))
+    for name, slope in zip(fit.features, fit.coefficients, strict=True):
+        total += slope * counts.get(name, 0.0)
+    return total
 
 
-def outside_range(fit: WorkFit, counts: Mapping[str, FloatArray]) -> dict[str, float]:
-    """Return by feature how far the largest count lies above, or the smallest above 0 below, what was measured.
+def above_range(fit: WorkFit, counts: Mapping[str, FloatArray]) -> dict[str, float]:
+    """Return by feature how far the largest count lies above what was measured, as a factor above 1.
 
-    As factors above 1, of features whose coefficient is not 0; empty inside the range, and where the fit keeps no
-    points.
+    Of features whose coefficient is not 0, where the fit keeps points. Counts below the measured ones lie between them
+    and no work at all, which takes the time of a call: there nothing is extrapolated.
     """
     found = {}
     for column, (name, slope) in enumerate(zip(fit.features, fit.coefficients, strict=True)):
-        measured = [point.counts[column] for point in fit.points if point.counts[column] > 0]
-        asked = counts[name][counts[name] > 0]
-        if slope > 0 and measured and len(asked):
-            factor = max(float(asked.max()) / max(measured), min(measured) / float(asked.min()))
-            if factor > 1 + _WITHIN:
-                found[name] = factor
+        measured = max((point.counts[column] for point in fit.points), default=0.0)
+        asked = float(counts[name].max()) if name in counts else 0.0
+        if slope > 0 and measured > 0 and asked > measured * (1 + _WITHIN):
+            found[name] = asked / measured
     return found

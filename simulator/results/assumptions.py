@@ -11,7 +11,9 @@ from foreshard.simulator.comms.machine_constants import machine_constants
 from foreshard.simulator.comms.reach import beyond_measurement
 from foreshard.simulator.job.codecs import carried
 from foreshard.simulator.job.scenario import Assumption, Comms, Scenario
+from foreshard.simulator.measured.profile import Profile
 from foreshard.simulator.plans.balance import ROW_READ_FLOOR_BYTES, ROW_READ_SOURCE
+from foreshard.simulator.results.profile_text import timed_by
 from foreshard.simulator.step.memory import BATCHES_HELD
 from foreshard.topologies.cluster import Cluster
 from foreshard.topologies.machine import Sourced
@@ -32,11 +34,17 @@ def foreshard_version() -> str:
 
 
 def assumptions_of(
-    scenario: Scenario, cluster: Cluster, costs: Mapping[str, Sourced], *, peers: int = 0
+    scenario: Scenario,
+    cluster: Cluster,
+    costs: Mapping[str, Sourced],
+    *,
+    peers: int = 0,
+    profile: Profile | None = None,
 ) -> tuple[Assumption, ...]:
     """Return what the scenario's author, the machine's description and the cost constants assume, in that order.
 
-    `peers` is the most remote peers of any all-to-all of the step: said where nobody measured as many.
+    `peers` is the most remote peers of any all-to-all of the step: said where nobody measured as many. What a `profile`
+    measured is said as well: it holds for the machine at hand, which need not be the one that was measured.
     """
     floor = Assumption(name="row_read_bytes", value=float(ROW_READ_FLOOR_BYTES), unit="B", source=ROW_READ_SOURCE)
     return (
@@ -45,6 +53,7 @@ def assumptions_of(
         *_host_memory(scenario),
         *_codecs(scenario.comms),
         *_peers(cluster, peers),
+        *_profile(profile, cluster),
         *_machine(cluster),
         *(_constant(name, sourced) for name, sourced in {**cluster.constants, **costs}.items()),
         floor,
@@ -53,6 +62,14 @@ def assumptions_of(
 
 def _constant(name: str, sourced: Sourced) -> Assumption:
     return Assumption(name=name, value=sourced.value, unit=sourced.unit, source=sourced.source)
+
+
+def _profile(profile: Profile | None, cluster: Cluster) -> Iterator[Assumption]:
+    """Where measured times are from, or that ranks on CPUs have none."""
+    name = profile.name if profile is not None else "none"
+    told = timed_by(profile, on_cpu=cluster.on_cpu)
+    if told:
+        yield Assumption(name="cluster.profile", value=name, source=told)
 
 
 def _execution(scenario: Scenario) -> Iterator[Assumption]:

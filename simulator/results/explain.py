@@ -96,6 +96,7 @@ class Explanation:
     """The way of one id of `rank`'s batch through the seven stages; bytes are those of this id alone.
 
     `occurrences` is how often the batch holds it: counted where batches are sampled or replayed, else expected.
+    `timed_by` says where the times are from, nothing for a machine with published constants alone.
     """
 
     scenario: str
@@ -113,6 +114,7 @@ class Explanation:
     owners: tuple[Owner, ...]
     stages: tuple[StageStory, ...]
     synchronised: str
+    timed_by: str = ""
 
     def to_dict(self) -> dict[str, Any]:
         """JSON values, bytes, B/s and seconds."""

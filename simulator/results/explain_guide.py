@@ -25,6 +25,7 @@ from foreshard.simulator.results.explain import (
     StageStory,
     check_question,
 )
+from foreshard.simulator.results.profile_text import timed_by
 from foreshard.simulator.step.costs import INDEX_BYTES, LENGTH_BYTES
 from foreshard.simulator.step.prediction import Prediction
 from foreshard.topologies.errors import InputError
@@ -81,6 +82,7 @@ class _Guide:
             owners=self.owners,
             stages=tuple(self._stages()),
             synchronised=self._synchronised(),
+            timed_by=timed_by(self.source.profile, on_cpu=self.source.cluster.on_cpu),
         )
 
     # -- where the row is --------------------------------------------------------------------------------------

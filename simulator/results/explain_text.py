@@ -41,6 +41,8 @@ def _heading(told: Explanation) -> Iterator[str]:
     else:
         yield _row("sharded", f"{told.sharding}: every rank holds the whole table")
     yield _row("synchronised", told.synchronised)
+    if told.timed_by:
+        yield _row("timed by", told.timed_by)
     if any(span.start_s < 0 for story in told.stages[:2] for span in story.spans):
         yield _row("times", "count from the step that trains this batch; negative ones lie in the steps before it")
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -20,6 +21,7 @@ from foreshard.simulator.results.advice import Advice, memory_advice
 from foreshard.simulator.results.assumptions import assumptions_of, foreshard_version
 from foreshard.simulator.results.exposure import Breakdown, breakdown, slowest_rank
 from foreshard.simulator.results.planner_comparison import PlannerComparison, compare_with_planner
+from foreshard.simulator.results.profile_use import ProfileUse, profile_use, stage_intervals
 from foreshard.simulator.results.report_text import html_report, text_report
 from foreshard.simulator.results.signals import HotTable, Imbalance, PlacementReport, SyncReport, hot_tables, imbalance
 from foreshard.simulator.step.memory import Memory, predict_memory
@@ -85,11 +87,15 @@ class CollectiveRow:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Report:
-    """A step's report: times in seconds, memory in bytes; parts that a bare trace cannot tell are None or empty."""
+    """A step's report: times in seconds, memory in bytes; parts that a bare trace cannot tell are None or empty.
+
+    `step_time_interval_s` and `stage_intervals_s` hold with a probability of 80 %, as far as a profile tells; None and
+    empty without one. `profile` says what was taken from it.
+    """
 
     heading: Heading
     step_time_s: float
-    step_time_interval_s: tuple[float, float]
+    step_time_interval_s: tuple[float, float] | None
     samples_per_s: float | None
     breakdown: Breakdown
     host_s: float
@@ -101,6 +107,9 @@ class Report:
     sync: SyncReport | None = None
     placements: PlacementReport | None = None
     planner: PlannerComparison | None = None
+    stage_intervals_s: Mapping[Stage, tuple[float, float]] = field(default_factory=dict)
+    profile: ProfileUse | None = None
+    on_cpu: bool = False
     assumptions: tuple[Assumption, ...] = ()
     provenance: tuple[tuple[str, str | int], ...] = ()
 
@@ -122,7 +131,8 @@ class Report:
         told = {
             "scenario": asdict(self.heading),
             "step_time_s": self.step_time_s,
-            "step_time_interval_s": list(self.step_time_interval_s),
+            "step_time_interval_s": self.step_time_interval_s and list(self.step_time_interval_s),
+            "stage_intervals_s": {stage: list(band) for stage, band in self.stage_intervals_s.items()},
             "samples_per_s": self.samples_per_s,
             "slowest_rank": self.breakdown.rank,
             "stages": {name: asdict(stage) for name, stage in self.breakdown.stages.items()},
@@ -138,6 +148,7 @@ class Report:
             "advice": [item.sentence() for item in self.advice],
             "sync": self.sync and self.sync.to_dict(),
             "placements": self.placements and self.placements.to_dict(),
+            "profile": self.profile and self.profile.to_dict(),
             "assumptions": [asdict(item) for item in self.assumptions],
             "provenance": dict(self.provenance),
         }
@@ -169,7 +180,10 @@ def report(source: Prediction | StepTrace, *, planner: bool = False, what_if: bo
     return Report(
         heading=_heading(source),
         step_time_s=time,
-        step_time_interval_s=(time, time),
+        step_time_interval_s=source.interval,
+        stage_intervals_s=stage_intervals(source),
+        profile=profile_use(source),
+        on_cpu=source.cluster.on_cpu,
         samples_per_s=scenario.workload.batch_size * source.cluster.size / time,
         breakdown=parts,
         host_s=source.trace.host_s,
@@ -181,7 +195,13 @@ def report(source: Prediction | StepTrace, *, planner: bool = False, what_if: bo
         sync=sync,
         placements=_placements(source, sync) if what_if and sync else None,
         planner=compare_with_planner(source, parts, communication) if planner else None,
-        assumptions=assumptions_of(scenario, source.cluster, source.costs.constants, peers=_most_peers(source.trace)),
+        assumptions=assumptions_of(
+            scenario,
+            source.cluster,
+            source.costs.constants,
+            peers=_most_peers(source.trace),
+            profile=source.profile,
+        ),
         provenance=_provenance(source),
     )
 
@@ -217,7 +237,7 @@ def _trace_report(trace: StepTrace) -> Report:
     return Report(
         heading=Heading(name=f"{trace.source} step", ranks=trace.world_size),
         step_time_s=trace.step_time_s,
-        step_time_interval_s=(trace.step_time_s, trace.step_time_s),
+        step_time_interval_s=None,
         samples_per_s=None,
         breakdown=parts,
         host_s=trace.host_s,
@@ -318,7 +338,7 @@ def _placements(source: Prediction, sync: SyncReport) -> PlacementReport | None:
         return None
     layout = replace(scenario.layout, placement="interleaved" if now == "contiguous" else "contiguous")
     try:
-        other = _sync(Prediction(replace(scenario, layout=layout), source.cluster))
+        other = _sync(Prediction(replace(scenario, layout=layout), source.cluster, source.profile))
     except InputError:
         return None
     assert other is not None
@@ -339,13 +359,15 @@ def advice_of(source: Prediction, memory: Memory | None = None) -> tuple[Advice,
 
 def _step_time_after(source: Prediction, changed: Scenario) -> float:
     """Predicted step time of a changed scenario, or of the present one, in seconds; on the same cluster."""
-    return source.step_time_s if changed is source.scenario else Prediction(changed, source.cluster).step_time_s
+    if changed is source.scenario:
+        return source.step_time_s
+    return Prediction(changed, source.cluster, source.profile).step_time_s
 
 
 def _memory_after(source: Prediction, changed: Scenario) -> Memory:
     """Memory of a changed scenario, on the same cluster unless the change is in it."""
     same = changed.cluster == source.scenario.cluster
-    after = Prediction(changed, source.cluster if same else None)
+    after = Prediction(changed, source.cluster if same else None, source.profile if same else None)
     return _memory_with(after, after.memory_demand)
 
 
@@ -356,6 +378,7 @@ def _provenance(source: Prediction) -> tuple[tuple[str, str | int], ...]:
         ("numpy", np.__version__),
         ("scenario_sha256", _sha256(source.scenario)),
         ("cluster_sha256", _sha256(source.cluster.spec)),
+        *((("profile_sha256", _sha256(source.profile)),) if source.profile is not None else ()),
         ("seed", source.scenario.execution.seed),
         ("events", source.trace.events),
     )

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Sequence
-from dataclasses import dataclass
 from html import escape
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from tabulate import tabulate
 
+from foreshard.simulator.results.profile_text import NOT_CALIBRATED, coverage_words, profile_section
+from foreshard.simulator.results.section import Section
 from foreshard.simulator.step.memory import ITEMS
 from foreshard.topologies.units import format_bandwidth, format_bytes, format_ms, format_us
 
 if TYPE_CHECKING:
+    from foreshard.simulator.job.program import Stage
     from foreshard.simulator.job.scenario import Assumption
     from foreshard.simulator.results.planner_comparison import PlannerComparison
     from foreshard.simulator.results.report import CollectiveRow, Report
@@ -29,16 +31,6 @@ _HOT_SHOWN = 3
 _SHORT = 36  # a longer value is a sentence
 _LATENCY_BOUND = 100  # a larger ratio to a bandwidth bound says only that latency rules
 _IN_JSON_ONLY = ("launches", "dram", "smp")  # counts of kernel launches and links inside the host
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Section:
-    """One part of a report: a title, a table and sentences below it."""
-
-    title: str
-    headers: tuple[str, ...] = ()
-    rows: tuple[tuple[str, ...], ...] = ()
-    notes: tuple[str, ...] = ()
 
 
 def text_report(report: Report) -> str:
@@ -62,6 +54,8 @@ def sections(report: Report) -> list[Section]:
         found.append(_memory(report, report.memory))
     if report.planner is not None:
         found.append(_planner(report.planner))
+    if report.profile is not None:
+        found.append(profile_section(report.profile))
     if report.assumptions:
         found.append(_assumptions(report.assumptions))
     if report.provenance:
@@ -93,10 +87,10 @@ def _numeric(column: Sequence[str]) -> bool:
 
 def _summary(report: Report) -> Section:
     head = report.heading
-    low, high = report.step_time_interval_s
     time = format_ms(report.step_time_s)
-    if high > low:
-        time += f" (10-90 %: {format_ms(low)} to {format_ms(high)})"
+    if report.step_time_interval_s is not None:
+        low, high = report.step_time_interval_s
+        time += f" (80 % interval {_ms(low)} to {format_ms(high)})"
     rows = [("step time", time)]
     if report.samples_per_s is not None:
         rows.append(("throughput", f"{report.samples_per_s:,.0f} samples/s"))
@@ -110,6 +104,10 @@ def _summary(report: Report) -> Section:
             ("layout", head.layout),
             ("pipeline", head.pipeline),
         ]
+    if report.profile is not None:
+        rows.append(("profile", coverage_words(report.profile)))
+    elif report.on_cpu:
+        rows.append(("profile", NOT_CALIBRATED))
     if report.memory is not None:
         rows.append(("memory", _fit_words(report.memory)))
     title = f"{head.name}: {head.description}" if head.description else head.name
@@ -138,6 +136,7 @@ def _ms(seconds: float) -> str:
 def _stages(report: Report) -> Section:
     parts = report.breakdown
     total = parts.step_time_s
+    bands = {stage: f"{_ms(low)} - {_ms(high)}" for stage, (low, high) in report.stage_intervals_s.items()}
     rows: list[tuple[str, ...]] = [
         (name, _ms(it.time_s), _ms(it.compute_s), _ms(it.exposed_s), f"{(it.compute_s + it.exposed_s) / total:.1%}")
         for name, it in parts.stages.items()
@@ -145,9 +144,13 @@ def _stages(report: Report) -> Section:
     exposed = sum(stage.exposed_s for stage in parts.stages.values())
     rows.append(("idle (host, launches)", "", "", _ms(parts.idle_s), f"{parts.idle_s / total:.1%}"))
     rows.append(("step", _ms(total), _ms(parts.compute_s), _ms(exposed + parts.idle_s), "100.0%"))
+    headers: tuple[str, ...] = ("stage", "time", "compute", "exposed", "of step")
+    if bands:
+        headers = (*headers, "time, 80 % interval")
+        rows = [(*row, bands.get(cast("Stage", row[0]), "")) for row in rows]
     return Section(
         title=f"Stages on the slowest rank, {parts.rank}, in ms",
-        headers=("stage", "time", "compute", "exposed", "of step"),
+        headers=headers,
         rows=tuple(rows),
         notes=("exposed: no compute runs and the compute stream waits for this stage",),
     )

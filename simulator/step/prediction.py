@@ -7,6 +7,7 @@ from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
+from tqdm import tqdm
 
 from foreshard.simulator.comms.collectives import LoweredGroups, lower
 from foreshard.simulator.comms.measured_times import MeasuredCollectives
@@ -26,6 +27,7 @@ from foreshard.simulator.step.constants import cost_constants, with_machine_cons
 from foreshard.simulator.step.costs import CostModel
 from foreshard.simulator.step.engine import Engine, Lowering, Timeline
 from foreshard.simulator.step.inline import inlined
+from foreshard.simulator.step.intervals import Draw, DrawnStep, draws, draws_for, interval_of, scatters
 from foreshard.simulator.step.profiled_costs import ProfiledCosts
 from foreshard.simulator.step.profiles import constants_with, load_profile
 from foreshard.simulator.step.steps import build_program
@@ -189,6 +191,47 @@ class Prediction:
         lowering = lower if self.measured is None else self.measured.lower
         return simulate_program(self.program(sync), self.cluster, lowering)
 
+    @cached_property
+    def drawn(self) -> tuple[DrawnStep, ...]:
+        """Steps with times drawn from what the profile's measurements scattered, with the scenario's seed.
+
+        Without a profile, or with one that knows of no spread, there are none.
+        """
+        if self.profile is None or self.measured is None or not scatters(self.profile):
+            return ()
+        programs = {sync: self.program(sync) for sync in self._synced}
+        count = draws_for(self.cluster.size, sum(len(program.ops) for program in programs.values()))
+        every = draws(self.profile, self.measured, count=count, seed=self.scenario.execution.seed)
+        watched = tqdm(every, total=count, desc="interval", unit="draw", delay=2, leave=False, disable=None)
+        return tuple(self._drawn(draw, programs) for draw in watched)
+
+    def _drawn(self, draw: Draw, programs: Mapping[Sync | None, StepProgram]) -> DrawnStep:
+        traces = {
+            sync: simulate_program(draw.program(program), self.cluster, draw.lower)
+            for sync, program in programs.items()
+        }
+        return DrawnStep(trace=traces[self.shown_sync], step_time_s=self._mean_step_s(traces))
+
+    @property
+    def _synced(self) -> tuple[Sync | None, ...]:
+        """The ways to synchronise that the mean step time depends on."""
+        averaged = self.layout.replicas > 1 and self.shown_sync is None
+        return (None, "weights") if averaged else (self.shown_sync,)
+
+    def _mean_step_s(self, traces: Mapping[Sync | None, StepTrace]) -> float:
+        plain = traces[self.shown_sync].step_time_s
+        if "weights" not in traces:
+            return plain
+        return plain + (traces["weights"].step_time_s - plain) / self.scenario.layout.sync_interval
+
+    @property
+    def interval(self) -> tuple[float, float] | None:
+        """Seconds between which the mean step time lies with a probability of 80 %; None where nothing tells.
+
+        Residuals of the profile's curves and fits and its noise, drawn and simulated again; see `intervals`.
+        """
+        return interval_of([step.step_time_s for step in self.drawn]) if self.drawn else None
+
     @property
     def step_time_s(self) -> float:
         """Predicted mean step time in seconds, synchronisation averaged over its interval."""
@@ -242,7 +285,7 @@ def simulate_program(program: StepProgram, cluster: Cluster, lowering: Lowering 
         wait_s=np.maximum(timeline.begun[-1] - timeline.start[-1], 0.0),
         launch_s=np.stack([_launch_waits(op, timeline, index) for index, op in enumerate(program.ops)]),
         copied_s=np.stack([timeline.copied_s.get(index, idle) for index in range(len(program.ops))]),
-        host_s=sum(op.host_s for op in program.ops),
+        host_s=0.0 if cluster.on_cpu else sum(op.host_s for op in program.ops),
         step_time_s=float(marks[-1] - origin),
         events=timeline.events,
         link_bytes=timeline.link_bytes / steps,

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from scipy.special import ndtri
 
 from foreshard.simulator.measured.curves import Curve
-from foreshard.simulator.measured.fits import fitted_seconds, outside_range
+from foreshard.simulator.measured.fits import above_range, fitted_seconds
 from foreshard.simulator.measured.profile import QUANTILES, SizePoint, WorkFit, WorkPoint
 from foreshard.simulator.measured.spreads import factor_of_deciles, factor_of_quantiles
 
@@ -88,7 +88,8 @@ def test_outside_the_points_latency_stays_and_the_last_slope_goes_on() -> None:
     curve = Curve(points([1e3, 1e4, 1e5], [1e-3, 2e-3, 4e-3]))
     assert curve.seconds(10) == pytest.approx(1e-3)
     assert curve.seconds(1e6) == pytest.approx(8e-3)
-    assert [curve.outside(size) for size in (500, 1e3, 5e4, 1e5, 4e5)] == pytest.approx([2, 1, 1, 1, 4])
+    assert [curve.below(size) for size in (500, 1e3, 5e4, 1e5, 4e5)] == pytest.approx([2, 1, 1, 1, 1])
+    assert [curve.above(size) for size in (500, 1e3, 5e4, 1e5, 4e5)] == pytest.approx([1, 1, 1, 1, 4])
 
 
 def test_the_spread_is_that_of_the_points_around() -> None:
@@ -131,8 +132,7 @@ def test_work_is_the_sum_of_coefficient_times_count() -> None:
 
 
 @given(st.floats(1.0, 1e9))
-def test_work_outside_of_what_was_measured_is_known_by_its_factor(lookups: float) -> None:
-    """Fewer than 1,000 or more than 100,000 rows; ranks without work are inside."""
-    found = outside_range(FIT, {"calls": np.array([1.0, 0.0]), "lookups": np.array([lookups, 0.0])})
-    factor = max(lookups / 1e5, 1e3 / lookups)
-    assert found == ({"lookups": pytest.approx(factor)} if factor > 1 + 1e-9 else {})
+def test_work_beyond_what_was_measured_is_known_by_its_factor(lookups: float) -> None:
+    """More than 100,000 rows on the rank that has most."""
+    found = above_range(FIT, {"calls": np.array([1.0, 0.0]), "lookups": np.array([lookups, 0.0])})
+    assert found == ({"lookups": pytest.approx(lookups / 1e5)} if lookups > 1e5 * (1 + 1e-9) else {})
