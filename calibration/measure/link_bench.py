@@ -150,7 +150,7 @@ class LinkBench:
         start, end = np.moveaxis(self._gathered(np.array(own) + self._offset_s), -1, 0)  # [ranks, runs] each
         start = np.fmin(start, end)  # a quick one may end before its issue returns
         taken = [end[group].max(axis=0) - start[group].max(axis=0) for group in task.groups]
-        return np.maximum(np.max(taken, axis=0), 1e-9)
+        return np.asarray(np.maximum(np.max(taken, axis=0), 1e-9))
 
     def _count(self, task: Task, run: Run) -> Wire | None:
         """What one run puts on the interfaces of every node; None where a node cannot count."""

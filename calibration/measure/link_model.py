@@ -115,7 +115,7 @@ def predicted_uneven_s(settings: Settings, record: LinkRecord, profile: Profile,
     )
     shape = _shape(settings, record)
     splits = uneven_splits(record.pattern, shape.members, record.nbytes, seed)
-    traffic = PairBytes.dense(splits * float(ELEMENT_BYTES))
+    traffic = PairBytes.dense((splits * ELEMENT_BYTES).astype(np.float64))
     collective = Collective(kind="all_to_all", groups=shape.groups, traffic=(traffic,))
     times = [timed.seconds for timed in MeasuredCollectives(profile).times(cluster, collective) if timed is not None]
     return max(times, default=None)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import get_args
 
@@ -128,7 +127,7 @@ def uneven_splits(pattern: str, members: int, nbytes: int, seed: int) -> NDArray
         shares = np.random.default_rng(seed).dirichlet(np.ones(members), members)
     else:
         shares = np.full((members, members), 0.5 / members)
-        favoured: Sequence[int] = [0] * members if pattern == "towards one rank" else np.roll(range(members), -1)
+        favoured = np.zeros(members, np.int64) if pattern == "towards one rank" else np.roll(np.arange(members), -1)
         shares[np.arange(members), favoured] += 0.5
     splits = np.floor(shares * elements).astype(np.int64)
     splits[np.arange(members), np.arange(members)] += elements - splits.sum(axis=1)

@@ -22,6 +22,9 @@ __all__ = ["link_rows", "link_text"]
 _WIRE_TOLERANCE = 0.02  # headers, control messages, acknowledgements
 
 
+Curve = CollectiveCurve | PairCurve
+
+
 def link_rows(profile: Profile) -> list[dict[str, Any]]:
     """Return every point in bytes, seconds and bytes/s."""
     return [
@@ -37,14 +40,14 @@ def link_rows(profile: Profile) -> list[dict[str, Any]]:
             "algbw_bytes_per_s": point.nbytes / point.median_s,
             "busbw_bytes_per_s": point.nbytes / point.median_s * _bus(curve),
         }
-        for curve in (*profile.collectives, *profile.pairs)
+        for curve in _curves(profile)
         for point in curve.points
     ]
 
 
 def link_text(settings: Settings, records: Sequence[LinkRecord], profile: Profile, seed: int) -> str:
     """Return all tables: one a curve, the fits, bytes on interfaces beside the model's, uneven all_to_alls."""
-    curves = (*profile.collectives, *profile.pairs)
+    curves = _curves(profile)
     uneven = [record for record in records if record.pattern]
     parts = [*map(_curve_table, curves), _fit_table(curves)]
     parts += [_wire_table(settings, [record for record in records if record.wire is not None])]
@@ -53,21 +56,26 @@ def link_text(settings: Settings, records: Sequence[LinkRecord], profile: Profil
     return "\n\n".join(filter(None, parts))
 
 
-def _title(curve: CollectiveCurve | PairCurve) -> str:
+def _curves(profile: Profile) -> list[Curve]:
+    return [*profile.collectives, *profile.pairs]
+
+
+def _title(curve: Curve) -> str:
     if isinstance(curve, PairCurve):
         return f"send and receive, ranks {curve.ranks[0]} and {curve.ranks[1]} of {curve.where.replace('_', ' ')}"
     at_once = f", {curve.groups} groups at once" if curve.groups > 1 else ""
     return f"{curve.kind}, {shape_words(curve.ranks_per_node)} ranks{at_once}"
 
 
-def _bus(curve: CollectiveCurve | PairCurve) -> float:
+def _bus(curve: Curve) -> float:
     return 1.0 if isinstance(curve, PairCurve) else bus_factor(curve.kind, sum(curve.ranks_per_node))
 
 
-def _curve_table(curve: CollectiveCurve | PairCurve) -> str:
+def _curve_table(curve: Curve) -> str:
     body = [_cells(point, _bus(curve)) for point in curve.points]
     header = ["size (B)", "time (us)", "10 %", "90 %", "runs", "outliers", "algbw (GB/s)", "busbw (GB/s)"]
-    return f"{_title(curve)}\n" + tabulate(body, headers=header, disable_numparse=True, stralign="right")
+    table = tabulate(body, headers=header, disable_numparse=True, stralign="right")
+    return f"{_title(curve)}\n{table}"
 
 
 def _cells(point: SizePoint, bus: float) -> list[str]:
@@ -76,13 +84,13 @@ def _cells(point: SizePoint, bus: float) -> list[str]:
     return [f"{point.nbytes:.0f}", *times, str(point.runs), str(point.outliers), f"{algbw:.4f}", f"{algbw * bus:.4f}"]
 
 
-def _fit_table(curves: Sequence[CollectiveCurve | PairCurve]) -> str:
+def _fit_table(curves: Sequence[Curve]) -> str:
     header = ["latency + bytes / rate", "latency (us)", "rate as busbw (GB/s)", "off by 10 %", "90 %", "worst"]
     body = [_fit_cells(curve) for curve in curves if len(curve.points) > 2]
-    return tabulate(body, headers=header, disable_numparse=True) if body else ""
+    return str(tabulate(body, headers=header, disable_numparse=True)) if body else ""
 
 
-def _fit_cells(curve: CollectiveCurve | PairCurve) -> list[str]:
+def _fit_cells(curve: Curve) -> list[str]:
     fit = fit_alpha_beta(curve.points)
     low, high = np.quantile(fit.residuals, [0.1, 0.9]).tolist()
     worst = max(fit.residuals, key=abs)
@@ -115,7 +123,7 @@ def _record_title(record: LinkRecord) -> str:
 
 def _uneven_table(settings: Settings, uneven: Sequence[LinkRecord], profile: Profile, seed: int) -> str:
     header = ["uneven, in no fit", "pattern", "size (B)", "time (us)", "from the even ones", "error"]
-    return tabulate([*_uneven_rows(settings, uneven, profile, seed)], headers=header, disable_numparse=True)
+    return str(tabulate([*_uneven_rows(settings, uneven, profile, seed)], headers=header, disable_numparse=True))
 
 
 def _uneven_rows(settings: Settings, uneven: Sequence[LinkRecord], profile: Profile, seed: int) -> Iterator[list[str]]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 import numpy as np
@@ -76,7 +76,7 @@ def _measure(bench: LinkBench, kept: RecordFile | None, known: dict[Any, LinkRec
 
 
 def _settings(world: World, options: WorkerOptions, nodes: tuple[int, ...]) -> Settings:
-    device = "cpu" if world.device.type == "cpu" else "cuda"
+    device: Literal["cpu", "cuda"] = "cpu" if world.device.type == "cpu" else "cuda"
     return Settings(
         backend=world.backend,
         device=device,

@@ -59,5 +59,5 @@ def versions() -> dict[str, str]:
     found = {"foreshard": version("foreshard"), "python": platform.python_version(), "torch": str(torch.__version__)}
     if torch.cuda.is_available():
         found["cuda"] = str(torch.version.cuda)
-        found["nccl"] = ".".join(map(str, torch.cuda.nccl.version()))
+        found["nccl"] = ".".join(map(str, torch.cuda.nccl.version()))  # type: ignore[no-untyped-call]
     return found

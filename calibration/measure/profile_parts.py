@@ -44,7 +44,7 @@ def merged(old: Profile, new: Profile) -> Profile:
 
 def _by_name(old: tuple[Named, ...], new: tuple[Named, ...]) -> tuple[Named, ...]:
     again = {it.name for it in new}
-    return (*(it for it in old if it.name not in again), *new)
+    return tuple([it for it in old if it.name not in again] + list(new))
 
 
 def lay_into(path: str | Path, new: Profile) -> Profile:

@@ -143,7 +143,7 @@ def _memory_bytes_per_s() -> float:
 
 def _median_s(work: Callable[[], object]) -> float:
     work()
-    taken = []
+    taken: list[float] = []
     while not taken or sum(taken) < _WORK_S:
         begin = time.perf_counter()
         work()
