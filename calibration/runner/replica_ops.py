@@ -252,7 +252,7 @@ class ReplicaOps:
             parts = words[: sum(sizes)].split(sizes)
             for place, piece in enumerate(pieces):
                 rows = parts[place].clone().view(torch.int64)  # a clone is aligned to 8 bytes
-                sums = parts[len(pieces) + place].view(torch.float32).view(own[place], -1)
+                sums = parts[len(pieces) + place].view(torch.float32).view(own[place], piece.shard.weights.shape[1])
                 local = rows if piece.rows is None else piece.rows.index_select(0, rows)
                 found.setdefault((piece.family, piece.place), []).append((local, sums))
 
