@@ -8,6 +8,7 @@ from foreshard.calibration.logs.collective_command import collective
 from foreshard.calibration.testbed.device_command import device
 from foreshard.calibration.testbed.links_command import links
 from foreshard.calibration.testbed.testbed_command import testbed
+from foreshard.calibration.validation.validate_command import validate
 
 __all__ = ["COMMANDS", "calibrate"]
 
@@ -20,4 +21,4 @@ def calibrate() -> None:
 calibrate.add_command(device)
 calibrate.add_command(links)
 
-COMMANDS: list[click.Command] = [collective, calibrate, testbed]
+COMMANDS: list[click.Command] = [collective, calibrate, testbed, validate]
