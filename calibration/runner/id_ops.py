@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 __all__ = ["IdOps", "feature_bags"]
 
-_SPLITS = 3  # lanes, lengths and ids that go to a peer
+_SPLITS = 3  # lanes, lengths and ids that go to a peer; weights, where there are any, are as many as ids
 
 
 class IdOps:
@@ -57,20 +57,20 @@ class IdOps:
         """How many lanes, lengths and ids go to each peer, [members, families, 3]."""
         import torch
 
-        rows = [
-            [family.lanes_sent, [lanes * family.samples for lanes in family.lanes_sent], plan.ids_to]
-            for family, plan in ((family, batch.families[family.name].plan) for family in families)
-        ]
-        sent = torch.tensor(rows, dtype=torch.int64).permute(2, 0, 1).contiguous().to(self._ops.device)
+        rows = [row for family in families for row in _splits_of(family, batch)]
+        sent = torch.tensor(rows, dtype=torch.int64).T.contiguous().to(self._ops.device)
         received = torch.empty_like(sent)
-        each = [_SPLITS * len(families)] * families[0].members
+        each = [len(rows)] * families[0].members
         issue = all_to_all(received.view(-1), sent.view(-1), each, each, group)
         return replace(issue, finish=lambda: self._read_splits(families, received, batch))
 
     def _read_splits(self, families: Sequence[Family], received: torch.Tensor, batch: BatchState) -> None:
         """Learn how many ids come from each peer. Waits for the device."""
-        for family, ids in zip(families, received[:, :, _SPLITS - 1].T.tolist(), strict=True):
-            batch.families[family.name].ids_from = tuple(ids)
+        columns, at = received.T.tolist(), 0
+        for family in families:
+            splits = len(_splits_of(family, batch))
+            batch.families[family.name].ids_from = tuple(columns[at + _SPLITS - 1])
+            at += splits
 
     def lengths(self, family: Family, batch: BatchState, group: dist.ProcessGroup) -> Issue:
         """Ids of every sample, lane by lane, to the lane's owner."""
@@ -109,6 +109,13 @@ class IdOps:
             return
         lengths = state.received_lengths.view(family.members, len(family.mine), family.samples)
         state.bags = self._ops.recat(state.received_rows, lengths, state.received_weights)
+
+
+def _splits_of(family: Family, batch: BatchState) -> list[Sequence[int]]:
+    """Lanes, lengths, ids and, if any, weights that go to each peer, [tensors][members]."""
+    ids = batch.families[family.name].plan.ids_to
+    splits: list[Sequence[int]] = [family.lanes_sent, [lanes * family.samples for lanes in family.lanes_sent], ids]
+    return [*splits, ids] if batch.weights is not None and not family.by_id else splits
 
 
 def _feature_weights(batch: BatchState, state: FamilyState) -> torch.Tensor | None:

@@ -202,9 +202,6 @@ def check_samples(recorded: Recorded, workload: Workload, ranks: int) -> tuple[l
         how = (
             f"{given} samples are recorded, {needed} are run: the file is begun {times} times, its ids repeat as often"
         )
-    weighted = [choice.name for choice in recorded.families if choice.pooling == "weighted"]
-    if weighted:
-        how += f"; the weights of {', '.join(weighted)} are not counted as traffic"
     told = Assumption(name="workload.replay", value=Path(recorded.replay.file).name, source=how)
     return [], [told, *_default_rows(recorded.families, recorded.samples)]
 

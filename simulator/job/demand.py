@@ -137,8 +137,9 @@ class Demand:
     `families` in the order table_wise, column_wise, table_column_wise, row_wise, table_row_wise, grid_shard, pooled
     before sequence. `data_parallel` is the row work of replicated tables, `data_parallel_elements` their weight
     elements, whose dense gradients join the dense all-reduce. `batch_ids` and `batch_lengths` [ranks] are the ids
-    and lengths of the rank's own batch, as they come from the host. `replica_rounds` is what replicas synchronise, in
-    turn: whole shards in one round where sharding groups have one size, else pieces that shards have in common.
+    and lengths of the rank's own batch, as they come from the host; `weighted`, whether every id has an fp32 weight.
+    `replica_rounds` is what replicas synchronise, in turn: whole shards in one round where sharding groups have one
+    size, else pieces that shards have in common.
     """
 
     world_size: int
@@ -148,6 +149,11 @@ class Demand:
     batch_ids: FloatArray
     batch_lengths: FloatArray
     replica_rounds: tuple[ReplicaDemand, ...]
+    weighted: bool = False
+
+    def sends_weights(self, family: FamilyDemand) -> bool:
+        """Whether ids go to their owners with weights: not where owners return vectors id by id."""
+        return self.weighted and family.pooled and family.own is None
 
     @property
     def replica(self) -> ReplicaDemand:

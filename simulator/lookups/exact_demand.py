@@ -97,7 +97,7 @@ def count_step(
         )
     families = _families(sharded, layout, dedup, workload.batch_size)
     replicated = _replicated(sharded, layout.world_size)
-    sizes = np.zeros((2, layout.world_size))
+    sizes = np.zeros((3, layout.world_size))
     with tqdm(total=layout.world_size, desc="routing ids", unit="rank", delay=2, leave=False, disable=None) as progress:
         for members in layout.sharding.members:
             for rank in members.tolist():
@@ -114,6 +114,7 @@ def count_step(
         batch_ids=sizes[0],
         batch_lengths=sizes[1],
         replica_rounds=(_replica(families, demands, layout),),
+        weighted=bool(sizes[2].any()),
     )
     return CountedStep(demand=demand, rows=dict(row for family in families for row in _rows(family)))
 
@@ -172,7 +173,7 @@ def _count_rank(
     batch: JaggedBatch,
     sizes: FloatArray,
 ) -> None:
-    """Count one rank's batch in every family, and its ids and lengths in `sizes` [2, ranks]."""
+    """Count one rank's batch in every family; its ids, lengths and whether there are weights in `sizes` [3, ranks]."""
     for family in (*families, replicated):
         family.counts.add(rank, batch)
         family.group_rows.add(batch)
@@ -180,7 +181,7 @@ def _count_rank(
     lengths = dict(zip(batch.features, batch.lengths.sum(axis=1).tolist(), strict=True))
     used = [feature for table in workload.tables for feature in table.features]
     bags = batch.samples * sum(table.poolings_per_sample for table in workload.tables)
-    sizes[:, rank] = sum(lengths[feature] for feature in used), bags
+    sizes[:, rank] = sum(lengths[feature] for feature in used), bags, batch.weights is not None
 
 
 def _take_rows(family: _Family, members: IntArray, optimizer: Optimizer) -> None:

@@ -170,6 +170,7 @@ def _joined(
         batch_ids=_scattered(ranks, [demand.batch_ids for demand in demands]),
         batch_lengths=_scattered(ranks, [demand.batch_lengths for demand in demands]),
         replica_rounds=rounds,
+        weighted=any(demand.weighted for demand in demands),
     )
 
 

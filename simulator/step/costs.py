@@ -20,12 +20,13 @@ from foreshard.topologies.cluster import Cluster
 from foreshard.topologies.errors import InputError
 from foreshard.topologies.machine import Sourced
 
-__all__ = ["INDEX_BYTES", "LENGTH_BYTES", "CostModel", "cpu_constants", "default_constants"]
+__all__ = ["INDEX_BYTES", "LENGTH_BYTES", "WEIGHT_BYTES", "CostModel", "cpu_constants", "default_constants"]
 
 FloatArray = NDArray[np.float64]
 
 INDEX_BYTES = 8  # int64 ids, as TorchRec's KeyedJaggedTensor carries them
 LENGTH_BYTES = 4  # int32 lengths
+WEIGHT_BYTES = 4  # fp32 weights of ids, which KeyedJaggedTensor.dist_tensors sends after the values
 
 
 @cache

@@ -25,7 +25,7 @@ from foreshard.simulator.job.sharding import ShardedTable
 from foreshard.simulator.job.workload import BYTES_PER_ELEMENT, DataType, Dense
 from foreshard.simulator.lookups.tally import state_elements_per_row
 from foreshard.simulator.plans.rows import rows_held
-from foreshard.simulator.step.costs import INDEX_BYTES, LENGTH_BYTES, default_constants
+from foreshard.simulator.step.costs import INDEX_BYTES, LENGTH_BYTES, WEIGHT_BYTES, default_constants
 from foreshard.simulator.step.host_tables import HostTables, tables_in_host_memory
 from foreshard.topologies.cluster import Cluster
 from foreshard.topologies.machine import Sourced
@@ -245,10 +245,12 @@ def _activation_bytes(dense: Dense, batch_size: int) -> float:
 def _input_items(scenario: Scenario, demand: Demand) -> dict[str, FloatArray]:
     held = BATCHES_HELD[scenario.execution.pipeline]
     batch = demand.batch_ids * INDEX_BYTES + demand.batch_lengths * LENGTH_BYTES
+    batch = batch + (demand.batch_ids * WEIGHT_BYTES if demand.weighted else 0.0)
     batch = batch + float(scenario.workload.batch_size * scenario.workload.dense.input_features * FULL_BYTES)
     dist = np.zeros(demand.world_size)
     for family in demand.families:
-        for collective, width in ((family.ids, INDEX_BYTES), (family.lengths, LENGTH_BYTES)):
+        of_id = INDEX_BYTES + (WEIGHT_BYTES if demand.sends_weights(family) else 0)
+        for collective, width in ((family.ids, of_id), (family.lengths, LENGTH_BYTES)):
             dist += width * (given(collective) + (held - 1) * received(collective))
         if family.own is not None:
             dist += held * INDEX_BYTES * family.own.ids  # the way back from distinct ids, until the vectors are there

@@ -23,7 +23,7 @@ from foreshard.simulator.job.sharding import ShardedTable
 from foreshard.simulator.job.traffic import PairBytes
 from foreshard.simulator.job.work import Work
 from foreshard.simulator.job.workload import DataType
-from foreshard.simulator.step.costs import INDEX_BYTES, LENGTH_BYTES, CostModel
+from foreshard.simulator.step.costs import INDEX_BYTES, LENGTH_BYTES, WEIGHT_BYTES, CostModel
 from foreshard.simulator.step.replica_ops import ReplicaOps, family_name
 
 __all__ = ["build_program", "family_name"]
@@ -96,7 +96,8 @@ class _Builder(ReplicaOps):
 
     def copy_batch(self, *, ahead: int) -> None:
         dense_inputs = self.scenario.workload.dense.input_features
-        nbytes = self.demand.batch_ids * INDEX_BYTES + self.demand.batch_lengths * LENGTH_BYTES
+        of_id = INDEX_BYTES + (WEIGHT_BYTES if self.demand.weighted else 0)
+        nbytes = self.demand.batch_ids * of_id + self.demand.batch_lengths * LENGTH_BYTES
         nbytes = nbytes + self.scenario.workload.batch_size * dense_inputs * FULL_BYTES
         self.compute(
             "copy_batch_to_device", "batch_input", "copy", (self.costs.copy_in(nbytes),),
@@ -114,12 +115,13 @@ class _Builder(ReplicaOps):
                     f"input_dist.dedup.{family_name(family)}", "lookup_routing", self.routing_stream,
                     (self.costs.dedup(family.own),), self.costs["dedup_launches"], deps=copied, batch=batch,
                 )  # fmt: skip
-            work = self.costs.permute(given(family.ids), given(family.lengths))
+            work = self.costs.permute(given(family.ids) * self._moved(family), given(family.lengths))
             self.compute(
                 f"input_dist.permute.{family_name(family)}", "lookup_routing", self.routing_stream,
                 (work,), self.costs["input_dist_launches"], deps=copied, batch=batch,
             )  # fmt: skip
-        size = float(_SPLIT_TENSORS * INDEX_BYTES * len(families))
+        tensors = sum(_SPLIT_TENSORS + self.demand.sends_weights(family) for family in families)
+        size = float(tensors * INDEX_BYTES)
         groups = self.layout.sharding
         traffic = tuple(PairBytes.uniform(len(group), size * len(group)) for group in _distinct(groups))
         last = f"input_dist.permute.{family_name(families[-1])}"
@@ -129,7 +131,7 @@ class _Builder(ReplicaOps):
         )  # fmt: skip
 
     def tensors(self, family: FamilyDemand, *, batch: int, waits: str) -> None:
-        """Lengths, then values, then putting what came in table order (recat)."""
+        """Lengths, then values and their weights, then putting what came in table order (recat)."""
         name = family_name(family)
         self.collective(
             f"input_dist.lengths.{name}", "lookup_routing", "comm", family.lengths.scaled(LENGTH_BYTES),
@@ -138,11 +140,19 @@ class _Builder(ReplicaOps):
         self.collective(
             f"input_dist.values.{name}", "lookup_routing", "comm", family.ids.scaled(INDEX_BYTES), batch=batch
         )
-        work = self.costs.recat(received(family.ids), received(family.lengths))
+        last = f"input_dist.values.{name}"
+        if self.demand.sends_weights(family):
+            last = f"input_dist.weights.{name}"
+            self.collective(last, "lookup_routing", "comm", family.ids.scaled(WEIGHT_BYTES), batch=batch)
+        work = self.costs.recat(received(family.ids) * self._moved(family), received(family.lengths))
         self.compute(
             f"input_dist.recat.{name}", "lookup_routing", self.routing_stream, (work,),
-            self.costs["recat_launches"], deps=(Dep(f"input_dist.values.{name}"),), batch=batch,
+            self.costs["recat_launches"], deps=(Dep(last),), batch=batch,
         )  # fmt: skip
+
+    def _moved(self, family: FamilyDemand) -> float:
+        """What of each id is put in order, counted in ids: weights are half as wide."""
+        return 1 + WEIGHT_BYTES / INDEX_BYTES if self.demand.sends_weights(family) else 1.0
 
     # -- stage 3 and the forward of stage 4 --------------------------------------------------------------------
 

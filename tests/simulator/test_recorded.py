@@ -150,7 +150,6 @@ def test_a_file_begun_again_says_so_in_the_report() -> None:
     told = report(Prediction(read_scenario("product-rows", ["workload.batch_size=64", "workload.replay.repeat=true"])))
     (note,) = (note for note in told.assumptions if note.name == "workload.replay")
     assert "40 samples are recorded, 512 are run: the file is begun 13 times" in note.source
-    assert "weights of topics are not counted" in note.source
 
 
 def test_the_command_predicts_from_rows(capsys: pytest.CaptureFixture[str]) -> None:
