@@ -26,19 +26,20 @@ from pathlib import Path
 from typing import Any, get_args
 
 from foreshard.topologies.cluster import Cluster
+from foreshard.topologies.constants import MACHINE_CONSTANTS, ConstantRange
 from foreshard.topologies.cpu_node import read_cpu_node
-from foreshard.topologies.errors import InputError, UnitError
+from foreshard.topologies.errors import InputError
 from foreshard.topologies.explicit import read_kinds
 from foreshard.topologies.fields import Fields, near
 from foreshard.topologies.machine import Backend, ClusterSpec, Fabric, FabricKind, NodeGroup, NodeSpec, Routing, Sourced
 from foreshard.topologies.nodefile import read_node
 from foreshard.topologies.shipped import preset_names, preset_text
 from foreshard.topologies.spec_checks import fabric_problems
-from foreshard.topologies.units import BYTES, BYTES_PER_S, FLOPS, SECONDS, parse_quantity
+from foreshard.topologies.units import SECONDS
 
 __all__ = ["load_cluster_file", "parse_cluster"]
 
-_BASE_UNITS: dict[str, dict[str, float]] = {"s": SECONDS, "B/s": BYTES_PER_S, "B": BYTES, "FLOP/s": FLOPS}
+_BASE_UNITS: dict[str, dict[str, float]] = {"s": SECONDS, "1": {"1": 1.0}}
 _GIVEN_BY_FILE = "cluster file"
 _GROUP_KEYS = {"preset", "name", "nodes", "gpu", "cpu", "node", "assumptions"}
 
@@ -205,20 +206,40 @@ def _read_fabric(fields: Fields) -> Fabric:
 
 
 def _read_constants(fields: Fields) -> dict[str, Sourced]:
-    tables = {name: fields.table(name) for name in fields}
-    return {name: _read_constant(table) for name, table in tables.items() if table}
+    found = {}
+    for name in fields:
+        known = MACHINE_CONSTANTS.get(name)
+        if known is None:
+            fields.has(name)
+            fields.note(name, f"there is no constant of that name; {near(name, MACHINE_CONSTANTS)}")
+            continue
+        table = fields.table(name)
+        constant = _read_constant(table, known) if table else None
+        if constant is not None:
+            found[name] = constant
+    return found
 
 
-def _read_constant(fields: Fields) -> Sourced:
+def _read_constant(fields: Fields, known: ConstantRange) -> Sourced | None:
     """A constant with a value, a unit (none or "1" for a plain number) and a source, in the base unit."""
-    source, unit = fields.text("source"), fields.text("unit", "1")
-    value = fields.number("value")
-    base = "1"
-    if unit != "1":
-        base = next((name for name, units in _BASE_UNITS.items() if unit in units), "")
-        try:
-            value = parse_quantity(f"{value!r} {unit}", _BASE_UNITS.get(base, SECONDS))
-        except UnitError as error:
-            fields.note("unit", str(error))
+    before = len(fields.problems)
+    source, unit, number = fields.text("source"), fields.text("unit", "1"), fields.number("value")
     fields.finish()
-    return Sourced(value=value, unit=base, source=source)
+    if len(fields.problems) > before:
+        return None
+    value = _in_base_unit(fields, number, unit, known.unit)
+    problem = known.problem(value) if value is not None else None
+    if problem:
+        fields.note("value", problem)
+    return Sourced(value=value, unit=known.unit, source=source) if value is not None else None
+
+
+def _in_base_unit(fields: Fields, number: float, unit: str, base: str) -> float | None:
+    """The value in its base unit; None with a note if the unit is of something else."""
+    units = _BASE_UNITS[base]
+    if unit in units:
+        return number * units[unit]
+    shown = f"{unit!r} is" if fields.has("unit") else "no unit is given, which is"
+    expected = "a time such as 's', 'ms' or 'us'" if base == "s" else "none, or '1' for a plain number"
+    fields.note("unit", f"{shown} not the unit of this constant: give {expected}")
+    return None

@@ -6,10 +6,10 @@ import tomllib
 from collections.abc import Mapping
 from functools import cache
 from importlib import resources
-from math import inf
 from types import MappingProxyType
 
 from foreshard.topologies.cluster import Cluster
+from foreshard.topologies.constants import MACHINE_CONSTANTS
 from foreshard.topologies.errors import InputError
 from foreshard.topologies.machine import Sourced
 
@@ -24,7 +24,7 @@ def default_constants() -> Mapping[str, Sourced]:
 
 
 def _sourced(name: str, value: float, source: str) -> Sourced:
-    return Sourced(value=value, unit="s" if name.endswith("_s") else "1", source=source)
+    return Sourced(value=value, unit=MACHINE_CONSTANTS[name].unit, source=source)
 
 
 def machine_constants(cluster: Cluster) -> Mapping[str, Sourced]:
@@ -34,13 +34,9 @@ def machine_constants(cluster: Cluster) -> Mapping[str, Sourced]:
 
 
 def machine_constant(cluster: Cluster, name: str) -> float:
-    """One constant of this cluster in its base unit, its own or the default.
-
-    Raises InputError for one outside its range: shares from above 0 to 1, `ring_overlap` from 1, the rest from 0.
-    """
+    """One constant of this cluster in its base unit, its own or the default. Raises InputError outside its range."""
     value = (cluster.constants.get(name) or default_constants()[name]).value
-    low, high = (1.0, 100.0) if name == "ring_overlap" else (0.0, 1.0 if name.endswith("_share") else inf)
-    if not low <= value <= high or (value == 0 and name.endswith("_share")):
-        expected = "at least 1" if low else "above 0, at most 1" if high < inf else "0 or more"
-        raise InputError(f"constant {name} = {value:g} of {cluster.name!r}: expected {expected}")
+    problem = MACHINE_CONSTANTS[name].problem(value)
+    if problem is not None:
+        raise InputError(f"constant {name} of {cluster.name!r}: {problem}")
     return value

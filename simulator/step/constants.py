@@ -11,6 +11,7 @@ from foreshard.simulator.job.scenario import Constant
 from foreshard.simulator.job.suggestions import did_you_mean, shown, toml_path
 from foreshard.simulator.step import costs
 from foreshard.topologies.cluster import Cluster
+from foreshard.topologies.constants import MACHINE_CONSTANTS, ConstantRange
 from foreshard.topologies.errors import UnitError
 from foreshard.topologies.machine import Sourced
 from foreshard.topologies.units import BYTES, SECONDS, parse_quantity
@@ -19,6 +20,7 @@ __all__ = ["constants_document", "cost_constants", "known_constants", "read_cons
 
 _UNITS: dict[str, dict[str, float]] = {"s": SECONDS, "bytes": BYTES}
 _DEFAULT_SOURCE = "the scenario"
+_SHARE = ConstantRange(unit="1", low=0.0, high=1.0, closed=False)
 
 
 def known_constants() -> Mapping[str, Sourced]:
@@ -44,7 +46,7 @@ def read_constants(section: Any, problems: list[str]) -> tuple[Constant, ...]:
             continue
         extra = sorted(set(table) - {"value", "source"})
         problems.extend(f"{where}.{key}: unknown key; keys here are value, source" for key in extra)
-        value = _value(table.get("value"), known[name].unit, where, problems)
+        value = _value(name, table.get("value"), known[name].unit, where, problems)
         source = table.get("source", _DEFAULT_SOURCE)
         if not isinstance(source, str):
             problems.append(f"{where}.source = {shown(source)}: expected text in quotes")
@@ -53,17 +55,25 @@ def read_constants(section: Any, problems: list[str]) -> tuple[Constant, ...]:
     return tuple(found)
 
 
-def _value(given: Any, unit: str, where: str, problems: list[str]) -> float | None:
+def _value(name: str, given: Any, unit: str, where: str, problems: list[str]) -> float | None:
+    """A constant's value in its base unit; None with a problem if it is not one, or outside its range."""
     if unit in _UNITS:
         try:
-            return parse_quantity(given, _UNITS[unit])
+            value = parse_quantity(given, _UNITS[unit])
         except UnitError as error:
             problems.append(f"{where}.value: {error}")
             return None
-    if isinstance(given, bool) or not isinstance(given, int | float) or not math.isfinite(given) or given < 0:
+    elif isinstance(given, bool) or not isinstance(given, int | float) or not math.isfinite(given) or given < 0:
         problems.append(f"{where}.value = {shown(given)}: expected a number, not negative ({unit})")
         return None
-    return float(given)
+    else:
+        value = float(given)
+    allowed = MACHINE_CONSTANTS.get(name) or (_SHARE if unit.startswith("share") else None)
+    problem = allowed.problem(value) if allowed is not None else None
+    if problem is not None:
+        problems.append(f"{where}.value: {problem}")
+        return None
+    return value
 
 
 def constants_document(constants: Iterable[Constant]) -> dict[str, Any]:

@@ -9,12 +9,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from foreshard.simulator.comms.machine_constants import default_constants as collective_defaults
+from foreshard.simulator.comms.machine_constants import machine_constant
 from foreshard.simulator.files.document import to_toml
 from foreshard.simulator.files.reading import read_scenario
 from foreshard.simulator.step.constants import constants_document, read_constants
 from foreshard.simulator.step.costs import default_constants as cost_defaults
 from foreshard.simulator.step.prediction import Prediction
+from foreshard.topologies.constants import MACHINE_CONSTANTS
 from foreshard.topologies.errors import InputError
+from foreshard.topologies.machine import Sourced
+from foreshard.topologies.presets import load_preset
 
 SHIPPED = "mlperf-dcnv2-p5"
 SMALL = ("cluster.nodes=2", "workload.batch_size=64", "layout.sharding_group_size=8")
@@ -47,7 +51,7 @@ def test_a_constant_of_the_network_reaches_the_collectives() -> None:
 def test_every_constant_in_the_report_can_be_replaced(name: str) -> None:
     """Whatever stands in the data files can be given in a scenario, and the report then names that source."""
     unit = {**collective_defaults(), **cost_defaults()}[name].unit
-    value = {"s": "'3 us'", "bytes": "'1 GiB'"}.get(unit, "0.5")
+    value = {"s": "'3 us'", "bytes": "'1 GiB'"}.get(unit, "1")
     scenario = read_scenario(SHIPPED, [*SMALL, f"constants.{name}.value={value}", f"constants.{name}.source=mine"])
     prediction = Prediction(scenario)
     used = {**prediction.cluster.constants, **prediction.costs.constants}[name]
@@ -93,10 +97,30 @@ def test_constants_that_cannot_be_used_are_refused_in_a_sentence(override: str, 
         ("all_to_all_nvlink_share", "0"),
         ("ring_overlap", "0"),
         ("ring_overlap", "0.0001"),
+        ("all_to_all_peer_s", "'75 s'"),
+        ("lookup_efficiency", "0"),
+        ("gemm_efficiency", "1.5"),
     ],
 )
 def test_constants_outside_their_range_are_refused_before_anything_divides_by_them(name: str, value: str) -> None:
     """A share of nothing or of more than all, an overlap below one: one sentence, no arithmetic error."""
-    scenario = read_scenario(SHIPPED, [*SMALL, "layout.sharding_group_size=world", f"constants.{name}={value}"])
-    with pytest.raises(InputError, match=f"constant {name} = "):
-        _ = Prediction(scenario).trace
+    with pytest.raises(InputError, match=rf"constants\.{name}\.value: .* is out of range") as caught:
+        read_scenario(SHIPPED, [*SMALL, f"constants.{name}={value}"])
+    assert len(caught.value.problems) == 1
+
+
+@pytest.mark.parametrize("name", sorted(MACHINE_CONSTANTS))
+def test_a_machine_with_a_constant_outside_its_range_is_refused(name: str) -> None:
+    """One made in Python, past all files, does not divide by it either."""
+    limits = MACHINE_CONSTANTS[name]
+    for value in (limits.low - 1e-9, limits.high * 1.001, float("nan"), *([] if limits.closed else [limits.low])):
+        odd = Sourced(value=value, unit=limits.unit, source="made up")
+        with pytest.raises(InputError, match=f"constant {name} of 'pcie-4x': .* is out of range"):
+            machine_constant(load_preset("pcie-4x").with_constants({name: odd}), name)
+
+
+def test_machines_and_collectives_know_the_same_constants() -> None:
+    """What a cluster file may state is what a collective asks for, and every default lies in its range."""
+    assert set(MACHINE_CONSTANTS) == set(collective_defaults())
+    for name, constant in collective_defaults().items():
+        assert MACHINE_CONSTANTS[name].problem(constant.value) is None

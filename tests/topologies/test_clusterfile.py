@@ -36,7 +36,7 @@ kind = "rail"
 
 [constants]
 all_to_all_peer_s = { value = 5, unit = "us", source = "measured here" }
-share = { value = 0.9, source = "measured here" }
+ring_network_share = { value = 0.9, source = "measured here" }
 """
 
 
@@ -66,7 +66,7 @@ def test_constants_come_in_base_units_with_their_source() -> None:
     """5 us is 5e-6 s; a plain number has the unit 1."""
     constants = read(WHOLE).constants
     assert (constants["all_to_all_peer_s"].value, constants["all_to_all_peer_s"].unit) == (pytest.approx(5e-6), "s")
-    assert (constants["share"].value, constants["share"].unit) == (0.9, "1")
+    assert (constants["ring_network_share"].value, constants["ring_network_share"].unit) == (0.9, "1")
 
 
 @pytest.mark.parametrize(
@@ -171,8 +171,21 @@ def test_all_mistakes_of_a_file_are_reported_at_once() -> None:
         ('kind = "rail"', 'kind = "leaf_spine"', "fabric.nodes_per_leaf: is missing"),
         ('kind = "rail"', 'kind = "single_switch"\noversubscription = 2.0', "a single switch has no leaves"),
         ('kind = "rail"', 'kind = "rail"\noversubscription = nan', "fabric.oversubscription: nan is out of range"),
-        ('unit = "us"', 'unit = "min"', "constants.all_to_all_peer_s.unit"),
-        (', source = "measured here" }\nshare', " }\nshare", "constants.all_to_all_peer_s.source: is missing"),
+        ('unit = "us"', 'unit = "min"', "constants.all_to_all_peer_s.unit: 'min' is not the unit of this constant"),
+        ('unit = "us"', 'unit = "GB/s"', "constants.all_to_all_peer_s.unit: 'GB/s' is not the unit of this constant"),
+        ('unit = "us", ', "", "constants.all_to_all_peer_s.unit: no unit is given, which is not the unit"),
+        ('unit = "us"', 'unit = "s"', "constants.all_to_all_peer_s.value: 5 s is out of range"),
+        ("value = 5", "value = -5", "constants.all_to_all_peer_s.value: -5e-06 s is out of range"),
+        ("value = 0.9", 'value = 0.9, unit = "s"', "constants.ring_network_share.unit: 's' is not the unit"),
+        ("value = 0.9", "value = 1.1", "constants.ring_network_share.value: 1.1 is out of range"),
+        ("value = 0.9", "value = 0", "constants.ring_network_share.value: 0 is out of range: expected a value above 0"),
+        ("value = 0.9", "value = nan", "constants.ring_network_share.value: nan is out of range"),
+        (
+            "ring_network_share",
+            "ring_netwrk_share",
+            "constants.ring_netwrk_share: there is no constant of that name; did",
+        ),
+        (', source = "measured here" }\nring', " }\nring", "constants.all_to_all_peer_s.source: is missing"),
         ("[constants]", '[degrade]\n"*" = 2.0\n[constants]', "degrade.*: 2.0 is out of range"),
         ("[constants]", "constants = 3\n[other]", "unknown key"),
         ("nics = 2", "nics = 2\ngpu_nics = [[0]]", "node.gpu_nics: has 1 entries for 2 GPUs"),
