@@ -172,7 +172,7 @@ class _Guide:
         if self.cut.row_parts > 1:
             told += f"; lengths of {LENGTH_BYTES} B a bag go to every owner of rows"
         hops = [self._hop("id", self.rank, owner.holder.rank, INDEX_BYTES) for owner in self.owners]
-        names = ("permute", "splits", "lengths", "values", "recat")
+        names = ("permute", "splits", "lengths", "values", "weights", "recat")
         spans = self._spans("input_dist.splits.fused", *(f"input_dist.{name}.{self.family}" for name in names))
         return StageStory(stage="lookup_routing", told=told, hops=tuple(hops), spans=spans)
 
