@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from itertools import groupby
+from itertools import combinations, groupby
 
 import numpy as np
 from scipy.stats import kendalltau
 
 from foreshard.calibration.validation.records import Outcome
 
-__all__ = ["Errors", "Score", "errors_of", "score", "stage_errors"]
+__all__ = ["Errors", "Score", "errors_of", "pairs_in_order", "score", "stage_errors"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -67,6 +67,13 @@ def score(outcomes: Sequence[Outcome], says: Callable[[Outcome], float], *, inte
         contests=len(contests),
         coverage=float(np.mean([one.covered for one in outcomes])) if intervals else None,
     )
+
+
+def pairs_in_order(outcomes: Sequence[Outcome], says: Callable[[Outcome], float]) -> tuple[int, int]:
+    """Return how many pairs of outcomes of one testbed are in the measured order, and how many pairs there are."""
+    pairs = [pair for group in _grouped(outcomes, lambda one: (one.bed, "")) for pair in combinations(group, 2)]
+    right = sum((says(one) < says(other)) == (one.measured_s < other.measured_s) for one, other in pairs)
+    return right, len(pairs)
 
 
 def _grouped(outcomes: Sequence[Outcome], key: Callable[[Outcome], tuple[str, str]]) -> list[list[Outcome]]:

@@ -35,7 +35,7 @@ from foreshard.simulator.torchrec.planner_rating import planner_estimate
 from foreshard.topologies.errors import InputError, UnavailableError
 from foreshard.topologies.output import check_writable, make_folder, replaced, write_text
 
-__all__ = ["validate"]
+__all__ = ["estimate_s", "folder_of", "parse_bed", "validate"]
 
 _BEDS = "2x2@500 Mbit/s,2x2@200 Mbit/s,4x1@500 Mbit/s,2x1@500 Mbit/s"
 _LINKS = LinkPlan(smallest=1 << 10, largest=8 << 20, factor=4, point_s=0.5, longest_run_s=1.5)
@@ -62,7 +62,7 @@ def validate(
     testbeds, or more jobs and rounds, adds to it.
     """
     need_torch("validation")
-    chosen = [_bed(text) for text in beds.split(",") if text.strip()]
+    chosen = [parse_bed(text) for text in beds.split(",") if text.strip()]
     if not chosen:
         raise InputError('--testbed names no testbed: give some, as "2x2@500 Mbit/s,4x1@200 Mbit/s"')
     if plot is not None:
@@ -70,7 +70,7 @@ def validate(
     make_folder(output)
     outcomes: list[Outcome] = []
     for shape, rate in chosen:
-        folder = output / f"{shape}-{rate}".replace(" ", "").replace("/", "p")
+        folder = folder_of(output, shape, rate)
         make_folder(folder)
         _measure(folder, shape, rate, DeviceOrder(jobs=device_jobs, bed=f"testbed {shape}"), jobs, rounds, seed)
         outcomes += _outcomes(folder, f"{shape} {rate}", shape, jobs, seed)
@@ -86,7 +86,12 @@ def validate(
     return 0
 
 
-def _bed(text: str) -> tuple[str, str]:
+def folder_of(output: Path, shape: str, rate: str) -> Path:
+    """Where the results of one testbed are kept."""
+    return output / f"{shape}-{rate}".replace(" ", "").replace("/", "p")
+
+
+def parse_bed(text: str) -> tuple[str, str]:
     """Shape and rate of one testbed, as they are named in tables and files."""
     shape, at, rate = text.partition("@")
     if not at:
@@ -145,14 +150,14 @@ def _outcomes(folder: Path, bed: str, shape: str, jobs: int, seed: int) -> Seque
                 bed=bed, job=case.job, way=case.way, runs_s=tuple(one.step_time_s for one in runs),
                 predicted_s=prediction.step_time_s,
                 interval_s=prediction.interval or (prediction.step_time_s,) * 2,
-                estimate_s=_estimate_s(prediction),
+                estimate_s=estimate_s(prediction),
                 stages_measured_s=stages, stages_predicted_s=stage_times(prediction.trace),
             )
         )  # fmt: skip
     return found
 
 
-def _estimate_s(prediction: Prediction) -> float:
+def estimate_s(prediction: Prediction) -> float:
     """TorchRec's planner with this machine's rates: its rating of the plan of one sharding group, in seconds."""
     scenario = prediction.scenario
     topology = machine_topology(prediction.cluster, prediction.layout.group_size, prediction.local_group_size)

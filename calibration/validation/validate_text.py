@@ -13,7 +13,7 @@ from foreshard.calibration.validation.scoring import Score, score, stage_errors
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-__all__ = ["plot_outcomes", "scores_of", "validation_dict", "validation_text"]
+__all__ = ["outcomes_table", "plot_outcomes", "scores_of", "scores_table", "validation_dict", "validation_text"]
 
 
 def scores_of(outcomes: Sequence[Outcome]) -> dict[str, Score]:
@@ -26,6 +26,11 @@ def scores_of(outcomes: Sequence[Outcome]) -> dict[str, Score]:
 
 def validation_text(outcomes: Sequence[Outcome]) -> str:
     """Every configuration, then scores, stages and the noise floor."""
+    return "\n\n".join([outcomes_table(outcomes), scores_table(outcomes), _stages(outcomes), _noise(outcomes)])
+
+
+def outcomes_table(outcomes: Sequence[Outcome]) -> str:
+    """Every configuration: measured, predicted, interval, and bytes over bandwidth, in ms."""
     rows = [
         [
             one.bed, one.job, one.way, f"{one.measured_s * 1e3:.1f}", f"{one.predicted_s * 1e3:.1f}",
@@ -35,11 +40,11 @@ def validation_text(outcomes: Sequence[Outcome]) -> str:
         for one in outcomes
     ]  # fmt: skip
     head = ["testbed", "job", "configuration", "measured ms", "predicted ms", "error", "80 % interval", "inside"]
-    table = tabulate(rows, headers=[*head, "repeated", "bytes/bandwidth"], disable_numparse=True)
-    return "\n\n".join([str(table), _scores(outcomes), _stages(outcomes), _noise(outcomes)])
+    return str(tabulate(rows, headers=[*head, "repeated", "bytes/bandwidth"], disable_numparse=True))
 
 
-def _scores(outcomes: Sequence[Outcome]) -> str:
+def scores_table(outcomes: Sequence[Outcome]) -> str:
+    """Errors, order, best configuration and coverage, of foreshard and of bytes over bandwidth."""
     rows = [
         [
             name, one.errors.count, f"{one.errors.median:.1%}", f"{one.errors.p90:.1%}", f"{one.errors.worst:.1%}",
