@@ -5,6 +5,7 @@ from __future__ import annotations
 import click
 
 from foreshard.calibration.logs.collective_command import collective
+from foreshard.calibration.run_command import run
 from foreshard.calibration.testbed.device_command import device
 from foreshard.calibration.testbed.links_command import links
 from foreshard.calibration.testbed.testbed_command import testbed
@@ -21,4 +22,4 @@ def calibrate() -> None:
 calibrate.add_command(device)
 calibrate.add_command(links)
 
-COMMANDS: list[click.Command] = [collective, calibrate, testbed, validate]
+COMMANDS: list[click.Command] = [collective, run, calibrate, testbed, validate]

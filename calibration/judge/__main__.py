@@ -19,7 +19,7 @@ import numpy as np
 
 from foreshard.calibration.judge.cases import judged_cases, timed_alone
 from foreshard.calibration.judge.rank import Order
-from foreshard.calibration.measure.device_workloads import alone
+from foreshard.calibration.runner.stand_in import host_of
 from foreshard.calibration.testbed.bed import Testbed
 from foreshard.calibration.testbed.shape import parse_shape
 from foreshard.calibration.validation.rank import read_measured
@@ -116,7 +116,7 @@ def _scaled(profile: Profile, folder: Path, seed: int) -> Profile:
     save_profile(replace(profile, collectives=(), pairs=(), constants=()), own)
     scenario = timed_alone(seed).scenario
     choice = replace(scenario.cluster, profile=str(own))
-    ours = Prediction(replace(scenario, cluster=choice), alone(1)).step_time_s
+    ours = Prediction(replace(scenario, cluster=choice), host_of(1)).step_time_s
     factor = float(took) / ours
     work = tuple(replace(fit, coefficients=tuple(factor * slope for slope in fit.coefficients)) for fit in profile.work)
     return replace(profile, work=work)

@@ -20,7 +20,7 @@ from foreshard.calibration.judge.cases import judged_cases, timed_alone
 from foreshard.calibration.judge.job import Job
 from foreshard.calibration.launch.place import Place
 from foreshard.calibration.launch.world import World
-from foreshard.calibration.measure.device_workloads import alone
+from foreshard.calibration.runner.stand_in import host_of
 from foreshard.calibration.testbed.shape import parse_shape
 from foreshard.calibration.validation.cases import Case
 from foreshard.calibration.validation.rank import read_measured
@@ -50,7 +50,7 @@ def train_cases(file: str | Path, order: Order) -> None:
     torch.set_num_threads(1)
     path, place = Path(file), Place.from_environment()
     world = _world(place, order)
-    cluster = alone(1) if order.alone else load_cluster_file(order.cluster)
+    cluster = host_of(1) if order.alone else load_cluster_file(order.cluster)
     cases = [timed_alone(order.seed)] if order.alone else judged_cases(parse_shape(order.shape), order.seed)
     found: list[object] = [[one.name for one in read_measured(path)]]
     dist.broadcast_object_list(found, src=0, group=world.control)

@@ -20,9 +20,10 @@ from foreshard.calibration.launch.session import Limits, Session
 from foreshard.calibration.launch.timers import CudaTimer, HostTimer
 from foreshard.calibration.launch.world import World
 from foreshard.calibration.measure.device_records import DeviceFile, DeviceSettings, WorkRecord, records_of
-from foreshard.calibration.measure.device_workloads import alone, drawn_scenarios
+from foreshard.calibration.measure.device_workloads import drawn_scenarios
 from foreshard.calibration.measure.machine import device_name, hardware, versions
 from foreshard.calibration.runner.interpreter import StepRunner, run_program
+from foreshard.calibration.runner.stand_in import host_of
 from foreshard.simulator.job.scenario import Optimizer
 from foreshard.simulator.step.prediction import Prediction
 
@@ -52,7 +53,7 @@ def measure_device(file: str | Path, order: DeviceOrder) -> None:
         settings = _settings(world, tuple(_everyones(world, session.place.node)), order)
         kept = DeviceFile(file) if world.rank == 0 else None
         done = _everyones(world, kept.begin(settings) if kept else None)[0]
-        cluster = alone(world.world_size)
+        cluster = host_of(world.world_size)
         scenarios = drawn_scenarios(order.jobs, world.world_size, optimizer=order.optimizer, seed=order.seed)
         jobs = [(number, scenario) for number, scenario in enumerate(scenarios) if number not in done]
         for number, scenario in tqdm(jobs, unit="job", disable=None if kept else True, delay=2, file=sys.stderr):

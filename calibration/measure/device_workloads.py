@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Sequence
 from dataclasses import replace
-from importlib.resources import files
 
 import numpy as np
-import tomli_w
 from scipy.stats import qmc
 
 from foreshard.simulator.job.layout import Layout
 from foreshard.simulator.job.scenario import ClusterChoice, Comms, Execution, Optimizer, Scenario
 from foreshard.simulator.job.sharding import Plan, TableSharding
 from foreshard.simulator.job.workload import Access, DataType, Dense, Table, Workload
-from foreshard.topologies.cluster import Cluster
-from foreshard.topologies.clusterfile import parse_cluster
 
-__all__ = ["alone", "drawn_scenarios"]
+__all__ = ["drawn_scenarios"]
 
 _HOST = "cpu-host"
 _NEVER = 1_000_000  # steps between averages of replicas: none is averaged while the device is calibrated
@@ -37,14 +32,6 @@ _MOST_ELEMENTS = 16_000_000  # of the vectors of a rank's batch, and of all its 
 _MOST_FLOPS = 4e9  # of the forward of a rank's batch
 _FAMILIES = ("table_wise", "row_wise", "data_parallel")
 _CODECS: tuple[DataType, ...] = ("fp32", "fp16", "bf16", "fp8", "int8")
-
-
-def alone(ranks: int) -> Cluster:
-    """A host of so many CPU ranks; operations are counted on it, nothing of its rates is used."""
-    text = files("foreshard.topologies").joinpath("machines", f"{_HOST}.toml").read_text(encoding="utf-8")
-    document = tomllib.loads(text)
-    document["node"]["ranks"] = ranks
-    return Cluster(parse_cluster(tomli_w.dumps(document), where=_HOST))
 
 
 def drawn_scenarios(count: int, ranks: int, *, optimizer: Optimizer, seed: int) -> list[Scenario]:
