@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from foreshard.calibration.runner.state import Issue
+from foreshard.simulator.job.program import CollectiveKind
 
 if TYPE_CHECKING:
     import torch
     import torch.distributed as dist
 
-__all__ = ["all_gather", "all_reduce", "all_to_all", "reduce_scatter"]
+__all__ = ["all_gather", "all_reduce", "all_to_all", "in_turn", "reduce_scatter"]
 
 
 def all_to_all(
@@ -64,13 +65,34 @@ def all_reduce(
 
     operation = dist.ReduceOp.AVG if mean else dist.ReduceOp.SUM
 
-    def start() -> dist.Work:
-        works = [dist.all_reduce(buffer, op=operation, group=group, async_op=True) for buffer in buffers]
-        return works[-1]  # a group's collectives end in order
+    def reduced(buffer: torch.Tensor) -> Callable[[], dist.Work]:
+        return lambda: dist.all_reduce(buffer, op=operation, group=group, async_op=True)
 
-    return Issue(
-        kind="all_reduce",
-        start=start,
-        nbytes=float(sum(buffer.numel() * buffer.element_size() for buffer in buffers)),
-        finish=finish,
-    )
+    nbytes = sum(buffer.numel() * buffer.element_size() for buffer in buffers)
+    return in_turn("all_reduce", [reduced(buffer) for buffer in buffers], float(nbytes), finish=finish)
+
+
+def in_turn(
+    kind: CollectiveKind,
+    starts: Sequence[Callable[[], dist.Work]],
+    nbytes: float,
+    *,
+    finish: Callable[[], None] | None = None,
+) -> Issue:
+    """Collectives on one group, one after the other, as one that ends with the last.
+
+    All are waited for: gloo's reduce_scatter writes its result only then.
+    """
+    works: list[dist.Work] = []
+
+    def start() -> dist.Work:
+        works.extend(one() for one in starts)
+        return works.pop()
+
+    def finished() -> None:
+        for work in works:
+            work.wait()
+        if finish is not None:
+            finish()
+
+    return Issue(kind=kind, start=start, nbytes=nbytes, finish=finished)

@@ -6,7 +6,7 @@ of shards in common (see `simulator.lookups.overlap`): rows that each holder fin
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from foreshard.calibration.ops.device_ops import DeviceOps, RowGradients, Tables
 from foreshard.calibration.ops.optimizers import EmbeddingOptimizer
-from foreshard.calibration.runner.collectives import all_gather, all_reduce, reduce_scatter
+from foreshard.calibration.runner.collectives import all_gather, all_reduce, in_turn, reduce_scatter
 from foreshard.calibration.runner.family import Family
 from foreshard.calibration.runner.shards import Shard, Shards
 from foreshard.calibration.runner.state import BatchState, Issue
@@ -269,12 +269,10 @@ def _tensors(piece: Piece, state: bool) -> list[tuple[torch.Tensor, torch.Tensor
     return [(one, piece.rows) for one in (piece.shard.state if state else (piece.shard.weights,))]
 
 
-def _together(issues: list[Issue], finish=None) -> Issue | None:  # type: ignore[no-untyped-def]
+def _together(issues: list[Issue], finish: Callable[[], None] | None = None) -> Issue | None:
     """Several collectives of one kind, one after the other, as one; None where there is none."""
     if not issues:
         return None
-
-    def start() -> dist.Work:
-        return [issue.start() for issue in issues][-1]
-
-    return Issue(kind=issues[0].kind, start=start, nbytes=sum(issue.nbytes for issue in issues), finish=finish)
+    return in_turn(
+        issues[0].kind, [issue.start for issue in issues], sum(issue.nbytes for issue in issues), finish=finish
+    )

@@ -67,10 +67,11 @@ def trained(world, job):
     """What training gives on this rank."""
     prediction = Prediction(job["scenario"], Cluster(job["cluster"]))
     moved, recorder = [], Recorder()
-    runner = StepRunner(
-        prediction, world, recorder, job["settings"],
-        watch=lambda op, step, issue: moved.append((op.name, step, issue.kind, issue.sent, issue.received, issue.nbytes)),
-    )  # fmt: skip
+
+    def watch(op, step, issue):
+        moved.append((op.name, step, issue.kind, issue.sent, issue.received, issue.nbytes))
+
+    runner = StepRunner(prediction, world, recorder, job["settings"], watch=watch)
     recorder.ops = runner.program.ops
     result = runner.run(job["steps"], 0)
     return {
