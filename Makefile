@@ -3,9 +3,10 @@
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
+TORCHREC := .venv-torchrec
 ROOMS  := simulator kernels topologies calibration
 
-.PHONY: demo test lint types bench bench-gpu accuracy notebooks testbed wheel clean
+.PHONY: demo test lint types bench bench-gpu accuracy notebooks testbed torchrec wheel clean
 
 demo: $(VENV)/.demo
 	@mkdir -p demo-out
@@ -53,6 +54,11 @@ RATE  ?= 500 Mbit/s
 testbed: $(VENV)/.test
 	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/foreshard testbed --shape "$(SHAPE)" --rate "$(RATE)" -- $(CMD)
 
+# TorchRec itself as the outside judge, in an environment of its own. Its metadata asks for the CUDA build of FBGEMM:
+# --no-deps takes the CPU build, whose minor version is torch's less 5.
+torchrec: $(TORCHREC)/.made
+	$(TORCHREC)/bin/python -m pytest tests/calibration/judge
+
 wheel: $(VENV)/.test
 	$(BIN)/python -m build --wheel
 
@@ -73,3 +79,12 @@ $(VENV)/.demo: pyproject.toml | $(BIN)/python
 $(VENV)/.test: pyproject.toml | $(BIN)/python
 	$(BIN)/python -m pip install --quiet --editable '.[test]'
 	@touch $@ $(VENV)/.demo
+
+$(TORCHREC)/.made: pyproject.toml
+	$(PYTHON) -m venv $(TORCHREC)
+	$(TORCHREC)/bin/python -m pip install --quiet --upgrade pip
+	$(TORCHREC)/bin/python -m pip install --quiet torch==2.13.0 tensordict torchmetrics==1.0.3 tqdm pyre-extensions \
+		psutil pytest
+	$(TORCHREC)/bin/python -m pip install --quiet --no-deps fbgemm-gpu-cpu==1.8.0 torchrec==1.9.2
+	$(TORCHREC)/bin/python -m pip install --quiet --editable .
+	@touch $@

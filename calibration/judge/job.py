@@ -62,12 +62,12 @@ class JobResult:
 class Job:
     """TorchRec's model, plan, optimizers and pipeline of a scenario on this rank; the process group exists already."""
 
-    def __init__(self, prediction: Prediction, rank: int) -> None:
+    def __init__(self, prediction: Prediction, rank: int, settings: RunSettings | None = None) -> None:
         scenario = prediction.scenario
         if prediction.layout.replicas > 1:
             raise InputError("TorchRec's DMPCollection refuses CPU ranks: the outside judge runs one sharding group")
         model = Model(scenario.workload, scenario.execution.seed)
-        settings = RunSettings()
+        settings = settings or RunSettings()
         _train_embeddings_in_backward(model, scenario.execution.optimizer, settings.embedding_learning_rate)
         sharder = EmbeddingBagCollectionSharder()
         plan = ShardingPlan({"embeddings": _module_plan(prediction, model, sharder)})

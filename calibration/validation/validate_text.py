@@ -108,6 +108,9 @@ def plot_outcomes(outcomes: Sequence[Outcome], ax: Axes | None = None) -> Axes:
         line, [v * 0.85 for v in line], [v * 1.15 for v in line], color="0.85", zorder=0, label="within 15 %"
     )
     ax.set(xscale="log", yscale="log", xlabel="measured step, ms", ylabel="predicted step, ms", xlim=line, ylim=line)
+    for axis in (ax.xaxis, ax.yaxis):
+        axis.set_major_formatter("{x:g}")
+        axis.set_minor_formatter("{x:g}")
     ax.set_title("Real steps on testbeds, predicted from microbenchmarks")
     ax.legend(fontsize=8)
     return ax
