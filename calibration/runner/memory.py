@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import os
+from pathlib import Path
 
 import numpy as np
 
@@ -11,19 +11,56 @@ from foreshard.simulator.step.prediction import Prediction
 from foreshard.topologies.errors import InputError
 from foreshard.topologies.units import format_bytes
 
-__all__ = ["check_memory"]
+__all__ = ["available_bytes", "check_memory"]
 
-_SHARE = 0.8  # of what is free; the rest is for the libraries and the system
+_SHARE = 0.8  # of what is available; the rest is for the libraries and the system
+_LIMITS = (("memory.max", "memory.current"), ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes"))
 
 
-def check_memory(prediction: Prediction, ranks_here: int, *, on_cpu: bool) -> None:
-    """Raise InputError if the ranks of this host need more memory than is free. GPUs tell by themselves."""
-    if not on_cpu:
-        return
+def check_memory(prediction: Prediction, ranks_here: int, *, free_bytes: float | None = None) -> None:
+    """Raise InputError if ranks on this host's CPUs need more memory than is available; tables are the bulk of it.
+
+    `free_bytes` None asks the system. Where it does not tell, nothing is refused.
+    """
+    free = available_bytes() if free_bytes is None else free_bytes
     needed = float(np.max(memory_of(prediction).per_rank_bytes)) * ranks_here
-    free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    if needed > _SHARE * free:
-        raise InputError(
-            f"{ranks_here} ranks need about {format_bytes(needed)} here, but {format_bytes(free)} are free: "
-            "lower workload.batch_size, or cut the tables with --shrink-tables ROWS"
-        )
+    if free is None or needed <= _SHARE * free:
+        return
+    rows = max(table.num_embeddings for table in prediction.scenario.workload.tables)
+    fitting = max(1, int(rows * _SHARE * free / needed))
+    raise InputError(
+        f"{ranks_here} ranks need about {format_bytes(needed)} of this machine's memory, of which {format_bytes(free)} "
+        f"are available: cut the tables, as with --shrink-tables {_round(fitting)}, lower workload.batch_size, or "
+        "start fewer ranks"
+    )
+
+
+def available_bytes(meminfo: Path = Path("/proc/meminfo"), groups: Path = Path("/sys/fs/cgroup")) -> float | None:
+    """Memory that new processes can have, in bytes: the kernel's estimate, or what a container's limit leaves."""
+    found = [value for value in (_of_kernel(meminfo), *(_of_group(groups, *names) for names in _LIMITS)) if value]
+    return min(found, default=None)
+
+
+def _of_kernel(meminfo: Path) -> float | None:
+    """MemAvailable, which counts caches that would give way (proc_meminfo(5))."""
+    try:
+        lines = meminfo.read_text(encoding="ascii").splitlines()
+    except OSError:
+        return None
+    return next((float(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")), None)
+
+
+def _of_group(groups: Path, limit: str, used: str) -> float | None:
+    """What a control group's limit leaves, caches that would give way counted in; None without a limit ("max")."""
+    try:
+        left = float((groups / limit).read_text(encoding="ascii")) - float((groups / used).read_text(encoding="ascii"))
+        stat = dict(line.split() for line in (groups / limit).with_name("memory.stat").read_text("ascii").splitlines())
+    except (OSError, ValueError):
+        return None
+    return left + float(stat.get("total_inactive_file", stat.get("inactive_file", "0")))
+
+
+def _round(rows: int) -> int:
+    """Two figures of it, rounded down."""
+    unit = 10 ** max(0, len(str(rows)) - 2)
+    return rows // unit * unit

@@ -82,14 +82,16 @@ class Breakdown:
 
 def slowest_rank(trace: StepTrace) -> int:
     """The rank the others wait for: the one that waits least in its collectives; the lowest of several."""
-    return int(np.argmin(np.round(trace.wait_s.sum(axis=0), 12)))
+    return int(np.argmin(np.round(np.nansum(trace.wait_s, axis=0), 12)))
 
 
 def breakdown(trace: StepTrace, rank: int) -> Breakdown:
     """Return where one rank's time goes in one step of `trace`."""
     period = trace.step_time_s
     on_compute = [index for index, op in enumerate(trace.ops) if op.stream == "compute"]
-    spans = list(zip(trace.start_s[:, rank].tolist(), trace.end_s[:, rank].tolist(), strict=True))
+    # An operation in which the rank has no part is none of its time.
+    start, stop = np.nan_to_num(trace.start_s[:, rank]), np.nan_to_num(trace.end_s[:, rank])
+    spans = list(zip(start.tolist(), stop.tolist(), strict=True))
     end = max((spans[index][1] for index in on_compute), default=period)
     window = (end - period, end)
     busy = {index: _clipped([spans[index]], window) for index in on_compute}
@@ -129,7 +131,7 @@ def _stage(
 def _working(trace: StepTrace, index: int, rank: int) -> float:
     """Share of an operation's span in which the device works instead of waiting for launches."""
     span = float(trace.end_s[index, rank] - trace.start_s[index, rank])
-    if not trace.launch_s.size or span <= 0:
+    if not trace.launch_s.size or not span > 0:
         return 1.0
     return 1.0 - float(trace.launch_s[index, rank]) / span
 

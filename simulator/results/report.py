@@ -301,11 +301,11 @@ def _rows(trace: StepTrace, parts: Breakdown, every: int = 1) -> list[Collective
         if op.collective is None:
             continue
         info = {name: getattr(op.collective, name) for name in op.collective.__slots__}
-        wait = float(trace.wait_s[index].max())
+        wait = float(np.nanmax(trace.wait_s[index]))  # ranks without a part in it are NaN
         row = CollectiveRow(
             name=op.name, stage=op.stage, wait_s=wait, exposed_s=parts.exposed_s.get(op.name, 0.0), every=every, **info
         )
-        tick = _RESOLUTION * max(trace.step_time_s, float(trace.end_s[index].max()))
+        tick = _RESOLUTION * max(trace.step_time_s, float(np.nanmax(trace.end_s[index])))
         if trace.source == "predicted" and row.time_s < row.bound_s * (1 - _ROUNDING) - tick:
             raise BoundViolationError(
                 f"collective {op.name!r} takes {row.time_s} s, less than its lower bound of {row.bound_s} s: "

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from foreshard.simulator.step.memory import Memory
     from foreshard.simulator.torchrec.planner_figures import PlannerFigures
 
-__all__ = ["Section", "html_report", "sections", "text_report"]
+__all__ = ["Section", "html_report", "section_text", "sections", "text_report"]
 
 _WIDTH = 120
 _SHOWN = 5e-4  # a memory item below this share of the total is summed up
@@ -35,7 +35,7 @@ _IN_JSON_ONLY = ("launches", "dram", "smp")  # counts of kernel launches and lin
 
 def text_report(report: Report) -> str:
     """Return the report as aligned text."""
-    return "\n\n".join(_text(section) for section in sections(report)) + "\n"
+    return "\n\n".join(section_text(section) for section in sections(report)) + "\n"
 
 
 def html_report(report: Report) -> str:
@@ -64,7 +64,8 @@ def sections(report: Report) -> list[Section]:
     return found
 
 
-def _text(section: Section) -> str:
+def section_text(section: Section) -> str:
+    """Return one part of a report as aligned text."""
     parts = [section.title]
     if section.rows:
         _, *others = zip(*section.rows, strict=True)

@@ -9,7 +9,7 @@ these files as they read Kineto's.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -20,7 +20,7 @@ from foreshard.simulator.job.trace import OpInfo, StepTrace
 from foreshard.simulator.results.link_load import LinkLoads
 from foreshard.topologies.cluster import Cluster
 
-__all__ = ["RankView", "TimelineSource", "render"]
+__all__ = ["Event", "RankView", "TimelineSource", "events_of", "header_of", "render", "to_json"]
 
 Event = dict[str, object]
 Members = tuple[int, ...]
@@ -68,7 +68,9 @@ class TimelineSource:
         self.cluster = cluster
         self.work = {op.name: op.work for op in program.ops if isinstance(op.work, Collective)} if program else {}
         self.origin_ns = min(0, _ns(float(np.nanmin(trace.start_s, initial=0.0))))
-        self.loads = LinkLoads(trace, program, cluster) if program is not None and cluster is not None else None
+        # What crossed which link is the model's word, of a measured step nobody has seen it.
+        modelled = program is not None and cluster is not None and trace.source == "predicted"
+        self.loads = LinkLoads(trace, program, cluster) if modelled and program and cluster else None
 
     def us(self, seconds: float) -> float:
         """A time stamp in us of the files."""
@@ -84,6 +86,7 @@ class RankView:
         self.rank = rank
         self.why = why
         self.device = int(source.cluster.local_rank[rank]) if source.cluster else rank
+        self.on_cpu = source.cluster is not None and source.cluster.on_cpu
         self.groups = self._groups()
         self.links = self._links()
 
@@ -116,10 +119,15 @@ def _ns(seconds: float) -> int:
 
 
 def render(view: RankView) -> bytes:
-    """The whole file: one field and one event a line, so that it can be searched and compared by lines."""
-    fields = b",\n".join(b"%b: %b" % (_json(key), _json(value)) for key, value in _header(view).items())
-    events = b",\n".join(_json(event) for event in _events(view))
-    return b"{\n" + fields + b',\n"traceEvents": [\n' + events + b"\n]\n}\n"
+    """The whole file of one rank."""
+    return to_json(header_of(view), events_of(view))
+
+
+def to_json(fields: Event, events: Iterable[Event]) -> bytes:
+    """A file: one field and one event a line, so that it can be searched and compared by lines."""
+    head = b",\n".join(b"%b: %b" % (_json(key), _json(value)) for key, value in fields.items())
+    listed = b",\n".join(_json(event) for event in events)
+    return b"{\n" + head + b',\n"traceEvents": [\n' + listed + b"\n]\n}\n"
 
 
 def _json(value: object) -> bytes:
@@ -127,7 +135,8 @@ def _json(value: object) -> bytes:
     return msgspec.json.format(msgspec.json.encode(value), indent=0)
 
 
-def _header(view: RankView) -> dict[str, object]:
+def header_of(view: RankView) -> Event:
+    """What stands before the events of a rank: the machine, the process groups, and what the file shows."""
     trace, cluster = view.trace, view.source.cluster
     header: dict[str, object] = {"schemaVersion": 1}
     if cluster is not None:
@@ -154,8 +163,8 @@ def _header(view: RankView) -> dict[str, object]:
     return header
 
 
-def _events(view: RankView) -> Iterator[Event]:
-    """All events: names first, then the step, then operations and link transfers, each in order of time."""
+def events_of(view: RankView) -> Iterator[Event]:
+    """All events of a rank: names first, then the step, then operations and link transfers, each in order of time."""
     yield from _metadata(view)
     yield {
         "ph": "X", "cat": "user_annotation", "name": "ProfilerStep#0", "pid": _HOST_PID + view.rank,
@@ -174,7 +183,8 @@ def _metadata(view: RankView) -> Iterator[Event]:
     """Names and order of the processes and of the streams."""
     yield from _process(_HOST_PID + view.rank, f"rank {view.rank} host", "CPU", 0)
     yield from _thread(_HOST_PID + view.rank, _HOST_PID + view.rank, "step", 0)
-    yield from _process(view.rank, f"rank {view.rank}", f"GPU {view.device}", 1)
+    kind = "CPU rank" if view.on_cpu else "GPU"
+    yield from _process(view.rank, f"rank {view.rank}", f"{kind} {view.device}", 1)
     used = {op.stream for op in view.trace.ops}
     for stream, number in _STREAM_ID.items():
         if stream in used:
@@ -212,16 +222,16 @@ def _operation(view: RankView, index: int) -> Iterator[Event]:
         kernel |= _collective(view, op) | {"wait us": wait / 1000}
     cat = "gpu_memcpy" if op.stream == "copy" and op.collective is None else "kernel"
     yield {"ph": "X", "cat": "gpu_user_annotation", "name": op.name, **place, "args": about}
-    yield {"ph": "X", "cat": cat, "name": _kernel_name(op), **place, "args": kernel}
+    yield {"ph": "X", "cat": cat, "name": _kernel_name(op, view), **place, "args": kernel}
     if wait > 0:
         name = "wait for the last rank"
         yield {"ph": "X", "cat": "gpu_user_annotation", "name": name, **place, "dur": wait / 1000, "args": about}
 
 
-def _kernel_name(op: OpInfo) -> str:
+def _kernel_name(op: OpInfo, view: RankView) -> str:
     if op.collective is not None:
-        return _KERNEL[op.collective.kind]
-    return _COPY if op.stream == "copy" else op.label
+        return f"gloo:{op.collective.kind}" if view.on_cpu else _KERNEL[op.collective.kind]  # as torch records gloo
+    return _COPY if op.stream == "copy" and not view.on_cpu else op.label
 
 
 def _collective(view: RankView, op: OpInfo) -> Event:
