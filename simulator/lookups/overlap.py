@@ -218,7 +218,7 @@ class Overlap:
         """
         own = [table.rows for table in self.tables]
         held = {
-            "shards": self.total([rows > 0 for rows in own], _one),
+            "shards": self.total([(rows > 0).astype(np.int64) for rows in own], _one),
             "weight_bytes": self.total(own, lambda table, width: width * BYTES_PER_ELEMENT[table.table.data_type]),
             "weight_elements": self.total(own, _elements),
             "state_elements": self.total(own, lambda _, width: state_elements_per_row(optimizer, width)),
