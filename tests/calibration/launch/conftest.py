@@ -20,6 +20,13 @@ _SECONDS = 240.0  # far beyond any run here, on a busy machine too: what takes l
 _MARK = "FORESHARD_TEST_RUN"
 
 
+def free_port():
+    """A port that nobody listens on, as text."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return str(free.getsockname()[1])
+
+
 class Run:
     """Processes of one test: started, waited for, and none left at the end."""
 
@@ -47,15 +54,25 @@ class Run:
 
     def by_hand(self, ranks, world_size, order):
         """Start some ranks of a world with nothing but the variables, rank 0 holding the store."""
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = free.getsockname()[1]
+        port = free_port()
         return [
             self.start(
                 [sys.executable, _WORKER, json.dumps(order)],
-                RANK=str(rank), WORLD_SIZE=str(world_size), MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port),
+                RANK=str(rank), WORLD_SIZE=str(world_size), MASTER_ADDR="127.0.0.1", MASTER_PORT=port,
             )
             for rank in ranks
+        ]  # fmt: skip
+
+    def apart(self, command, *, nodes, local_ranks, last=()):
+        """Start a command as ranks of several nodes, as a launcher on each does; `last` is for the last rank only."""
+        port, size = free_port(), nodes * local_ranks
+        return [
+            self.start(
+                [*command, *(last if rank == size - 1 else ())],
+                RANK=str(rank), WORLD_SIZE=str(size), LOCAL_RANK=str(rank % local_ranks),
+                LOCAL_WORLD_SIZE=str(local_ranks), MASTER_ADDR="127.0.0.1", MASTER_PORT=port,
+            )
+            for rank in range(size)
         ]  # fmt: skip
 
     def finish(self, process):
@@ -71,11 +88,12 @@ class Run:
     def left(self):
         """Processes of this test that still live a moment after its end."""
         until = time.monotonic() + 5.0
-        while (found := self._alive()) and time.monotonic() < until:
+        while (found := self.alive()) and time.monotonic() < until:
             time.sleep(0.1)
         return found
 
-    def _alive(self):
+    def alive(self):
+        """Processes of this test."""
         return [pid for pid in map(int, filter(str.isdigit, os.listdir("/proc"))) if self._is_mine(pid)]
 
     def _is_mine(self, pid):
@@ -86,7 +104,7 @@ class Run:
 
     def close(self):
         """End everything of the test."""
-        for pid in self._alive():
+        for pid in self.alive():
             with suppress(OSError):
                 os.kill(pid, signal.SIGKILL)
         for process in self._started:
@@ -105,5 +123,13 @@ def pytest_collection_modifyitems(items):
     """These tests need processes that /proc shows."""
     if not Path("/proc/self/environ").exists():
         for item in items:
-            if "ranks" in getattr(item, "fixturenames", ()):
+            if {"ranks", "run_of_module"} & set(getattr(item, "fixturenames", ())):
                 item.add_marker(pytest.mark.skip(reason="no /proc here to count processes in"))
+
+
+@pytest.fixture(scope="module")
+def run_of_module():
+    """As `ranks`, for several tests of one run."""
+    run = Run()
+    yield run
+    run.close()
