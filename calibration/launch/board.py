@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, TypeVar
 
@@ -82,7 +82,7 @@ class Board:
 
     def enter(self, process: Process) -> None:
         """This rank is there, as that process."""
-        self._ask(self._store.set, f"process/{self._place.rank}", json.dumps([process.pid, process.space]))
+        self._ask(self._store.set, f"process/{self._place.rank}", json.dumps(astuple(process)))
 
     def process(self, rank: int) -> Process | None:
         """The process of another rank, if it has come."""
@@ -127,6 +127,10 @@ class Board:
     def leave(self) -> None:
         """This rank is done; that its process ends is no failure."""
         self._ask(self._store.set, f"done/{self._place.rank}", "1")
+
+    def all_left(self) -> bool:
+        """Whether all ranks are done."""
+        return self._ask(self._store.check, [f"done/{rank}" for rank in range(self._place.world_size)])
 
     def has_left(self, rank: int) -> bool:
         """Whether a rank is done."""

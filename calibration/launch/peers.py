@@ -1,4 +1,4 @@
-"""The other ranks on this machine: noticed the moment they end, and ended when they no longer answer."""
+"""The other ranks on this machine: where they are, noticed the moment they end, ended when they no longer answer."""
 
 from __future__ import annotations
 
@@ -9,22 +9,29 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from foreshard.calibration.launch.position_memory import PositionView
+from foreshard.calibration.launch.progress import Position
+
 __all__ = ["Peer", "Process"]
 
 
 @dataclass(frozen=True, slots=True)
 class Process:
-    """A process by its number, which means something only where `space` is the same: one kernel, one pid namespace."""
+    """A process by its number, which means something only where `space` is the same: one kernel, one pid namespace.
+
+    `memory` is the descriptor of its position in memory, -1 if it has none.
+    """
 
     pid: int
     space: str
+    memory: int = -1
 
     @classmethod
-    def own(cls) -> Process:
+    def own(cls, memory: int = -1) -> Process:
         """This process."""
         try:
             boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
-            return cls(os.getpid(), f"{boot} {os.readlink('/proc/self/ns/pid')}")
+            return cls(os.getpid(), f"{boot} {os.readlink('/proc/self/ns/pid')}", memory)
         except OSError:
             return cls(os.getpid(), uuid.uuid4().hex)
 
@@ -39,10 +46,18 @@ class Peer:
         self.rank = rank
         self.gone = False
         self.handle = -1
+        self._view: PositionView | None = None
+        with suppress(OSError):  # another user's, or gone already: what it published must do
+            self._view = PositionView(process.pid, process.memory)
         try:
             self.handle = os.pidfd_open(process.pid)
         except ProcessLookupError:
             self.gone = True
+
+    @property
+    def position(self) -> Position | None:
+        """Where the rank is, or was when it ended; None if its memory cannot be read."""
+        return self._view.read() if self._view is not None else None
 
     @staticmethod
     def can_watch(process: Process) -> bool:
@@ -55,7 +70,10 @@ class Peer:
             signal.pidfd_send_signal(self.handle, signal.SIGKILL)
 
     def close(self) -> None:
-        """Give the descriptor back."""
+        """Give the descriptor and the memory back."""
         if self.handle >= 0:
             os.close(self.handle)
         self.handle = -1
+        if self._view is not None:
+            self._view.close()
+        self._view = None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from typing import Literal, NamedTuple
 
 __all__ = ["Position", "Progress", "State"]
@@ -44,9 +45,13 @@ class Position(NamedTuple):
 
 
 class Progress:
-    """The last position a rank reported. One tuple is swapped for another, so that readers need no lock."""
+    """The last position a rank reported. One tuple is swapped for another, so that readers need no lock.
 
-    def __init__(self) -> None:
+    `report` is called with every position.
+    """
+
+    def __init__(self, report: Callable[[Position], None] | None = None) -> None:
+        self._report = report
         self._step = -1
         self._index = 0
         self._in_step = False
@@ -82,3 +87,5 @@ class Progress:
 
     def _set(self, state: State, name: str) -> None:
         self.at = Position(self._step, self._index, state, name, self._in_step, time.perf_counter())
+        if self._report is not None:
+            self._report(self.at)

@@ -16,7 +16,9 @@ from typing import TYPE_CHECKING
 
 from foreshard.calibration.launch.agreement import agree
 from foreshard.calibration.launch.board import Board, open_store
+from foreshard.calibration.launch.peers import Process
 from foreshard.calibration.launch.place import Place
+from foreshard.calibration.launch.position_memory import PositionMemory
 from foreshard.calibration.launch.progress import Progress
 from foreshard.calibration.launch.terms import Terms
 from foreshard.calibration.launch.watchdog import Watchdog
@@ -45,9 +47,11 @@ class Session:
         self.place = place
         self.limits = limits
         self.store = store
-        self.progress = Progress()
+        memory = PositionMemory() if PositionMemory.can_be() else None
+        self.progress = Progress(memory.write if memory else None)
         board = Board(place, open_store(place, wait_s=limits.join_s, own=True))
-        self._watchdog = Watchdog(place, board, self.progress, hang_limit_s=limits.hang_s)
+        process = Process.own(memory.handle if memory else -1)
+        self._watchdog = Watchdog(place, process, board, self.progress, hang_limit_s=limits.hang_s)
         self._world: World | None = None
 
     @classmethod
@@ -64,11 +68,14 @@ class Session:
         """Return when all ranks have the same terms. Raises InputError on all ranks if not, or if some do not come."""
         self.progress.phase("agreeing with the other ranks")
         agree(self.store, self.place.rank, self.place.world_size, terms, join_limit_s=self.limits.join_s)
+        self._watchdog.meet()
 
     def world(self, backend: BackendName | None = None) -> World:
         """Connect to the other ranks; all ranks call it together."""
         self.progress.phase("connecting to the other ranks", talking=True)
-        self._world = World(self.place, self.store, timeout_s=_BACKSTOP * self.limits.hang_s, backend=backend)
+        timeout_s = max(_BACKSTOP * self.limits.hang_s, self.limits.join_s)
+        self._world = World(self.place, self.store, timeout_s=timeout_s, backend=backend)
+        self._watchdog.meet()
         return self._world
 
     def __exit__(

@@ -17,6 +17,7 @@ import threading
 import time
 import traceback
 from contextlib import suppress
+from dataclasses import replace
 from types import FrameType
 from typing import Any, NoReturn
 
@@ -39,8 +40,11 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 class Watchdog:
     """Watches one rank's run over a store connection of its own; start it in the main thread, close it at the end."""
 
-    def __init__(self, place: Place, board: Board, progress: Progress, *, hang_limit_s: float) -> None:
+    def __init__(
+        self, place: Place, process: Process, board: Board, progress: Progress, *, hang_limit_s: float
+    ) -> None:
         self._place = place
+        self._process = process
         self._board = board
         self._progress = progress
         self._limit_s = hang_limit_s
@@ -62,9 +66,16 @@ class Watchdog:
         self._wakeup.setblocking(False)
         self._handlers = {which: signal.signal(which, _heeded_elsewhere) for which in _SIGNALS}
         signal.set_wakeup_fd(self._wakeup.fileno(), warn_on_full_buffer=False)
-        self._board.enter(Process.own())
+        self._board.enter(self._process)
         self._board.show(self._progress.at)
         self._thread.start()
+
+    def meet(self) -> None:
+        """Return when the ranks on this machine, all of which have come, are watched, or after a short while."""
+        self._wakeup.send(b"\0")
+        until = time.perf_counter() + _GRACE_S
+        while self._unknown and time.perf_counter() < until:
+            time.sleep(_INTERVAL_S / 40)
 
     def failed(self, error: BaseException) -> NoReturn:
         """End the run since this rank cannot go on; where another rank is the reason, that one is named."""
@@ -85,9 +96,10 @@ class Watchdog:
 
     def close(self) -> None:
         """The rank is done: what happens to others from now on is not its concern."""
+        self._closing = True
         with suppress(StoreGoneError):
             self._board.leave()
-        self._closing = True
+            self._outlive_others()
         self._wakeup.send(b"\0")
         self._thread.join()
         signal.set_wakeup_fd(-1)
@@ -97,6 +109,14 @@ class Watchdog:
             peer.close()
         self._wakeup.close()
         self._woken.close()
+
+    def _outlive_others(self) -> None:
+        """Whoever holds the store stays until all others have left."""
+        if self._place.rank or self._place.agent_holds_store:
+            return
+        until = time.perf_counter() + self._limit_s
+        while not self._board.all_left() and time.perf_counter() < until:
+            time.sleep(_INTERVAL_S / 4)
 
     def _silent(self, seconds: float) -> list[int]:
         """Ranks that gave no sign of life for so long."""
@@ -112,11 +132,20 @@ class Watchdog:
                 self._look()
         except StoreGoneError:
             if not self._closing:
-                holder = "the launcher" if self._place.agent_holds_store else "rank 0"
-                self._finish(verdicts.store_gone(holder, self._holder))
+                self._finish(self._without_store())
         except Exception as error:  # a run must not go on without its watchdog
             traceback.print_exception(error)
             self._finish(verdicts.raised(self._place.rank, self._progress.at, error))
+
+    def _without_store(self) -> Verdict:
+        """Whoever holds the store is gone: rank 0 where torchrun does not."""
+        if self._place.agent_holds_store:
+            return verdicts.store_gone("the launcher", None)
+        self._wait(_INTERVAL_S)
+        holder = self._peers.get(0)
+        if holder is not None and holder.gone:
+            return verdicts.died(0, holder.position or self._holder)
+        return verdicts.store_gone("rank 0", self._holder)
 
     def _look(self) -> None:
         """One round: signals and processes that ended, then the store, then whether anything moves."""
@@ -173,7 +202,7 @@ class Watchdog:
         for peer in [peer for peer in self._peers.values() if peer.gone]:
             if not self._board.has_left(peer.rank):
                 sign = self._board.sign(peer.rank)
-                self._board.sentence(verdicts.died(peer.rank, sign and sign.position))
+                self._board.sentence(verdicts.died(peer.rank, peer.position or (sign and sign.position)))
                 self._obey()
             peer.close()
             del self._peers[peer.rank]
@@ -186,7 +215,7 @@ class Watchdog:
         if own_age < limit * _WATCH_FROM:
             self._seen.clear()
             return
-        signs = self._board.signs()
+        signs = {rank: self._exactly(rank, sign) for rank, sign in self._board.signs().items()}
         ages = {rank: self._age(rank, sign) for rank, sign in signs.items()}
         if own_age < limit or not signs:
             return
@@ -199,6 +228,13 @@ class Watchdog:
         else:
             others = {rank: sign.position for rank, sign in signs.items() if rank not in late}
             self._board.sentence(verdicts.hangs(late, others, limit))
+
+    def _exactly(self, rank: int, sign: Sign) -> Sign:
+        """A sign of life with the position that a rank on this machine has now."""
+        position = self._peers[rank].position if rank in self._peers else None
+        if position is None:
+            return sign
+        return replace(sign, position=position, age_s=time.perf_counter() - position.since_s)
 
     def _age(self, rank: int, sign: Sign) -> float:
         """Seconds a rank has been where it is: as it says, or as long as we have seen it there if it is mute."""
