@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import math
 import signal
 import sys
 import time
 
 import pytest
+
+from foreshard.calibration.runner.memory import available_bytes
 
 SMALL = ("--set", "workload.batch_size=32", "--set", "workload.all_tables.num_embeddings=1000")
 RUN = ("-c", "import sys; from foreshard.topologies.cli import main; sys.argv[0] = 'foreshard'; main()", "run")
@@ -79,8 +82,10 @@ def test_a_scenario_of_a_larger_machine_runs_on_the_ranks_there_are_and_says_so(
 
 
 def test_tables_that_do_not_fit_are_refused_before_any_rank_builds_them(ranks):
+    if (available_bytes() or math.inf) > 80e9:
+        pytest.skip("the tables, 114 GiB that the scenario's own machine may hold, would fit here")
     code, out, err = foreshard_run(
-        ranks, "host-4ranks", "--nproc", 4, "--set", "workload.all_tables.num_embeddings=100000000000"
+        ranks, "host-4ranks", "--nproc", 4, "--set", "workload.all_tables.num_embeddings=60000000"
     )
     assert code == 2
     assert not out
@@ -92,7 +97,7 @@ def test_tables_that_do_not_fit_are_refused_before_any_rank_builds_them(ranks):
 def test_mistakes_are_told_once_and_no_rank_is_started(ranks):
     code, out, err = foreshard_run(ranks, "host-4ranks", "--nproc", 2, "--set", "workload.batch_size=-1")
     assert (code, out) == (2, "")
-    assert err.count("workload.batch_size") == 1
+    assert err.count("expected a whole number of at least 1") == 1
     assert "[rank" not in err
 
 

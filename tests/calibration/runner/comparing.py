@@ -10,6 +10,9 @@ import numpy as np
 from foreshard.calibration.runner.dense_reference import DenseReference
 from foreshard.simulator.step.prediction import Prediction
 
+EXACT = 2**20
+"""Sixteenths of numbers below this have sums that float32 holds exactly."""
+
 
 class Pair(NamedTuple):
     """One thing that both have: `what` in words, and its kind: losses, vectors, dense, rows or state."""
@@ -46,7 +49,7 @@ def assert_equal(answers, reference: DenseReference) -> None:
     """Bit for bit, with numbers small enough that equality proves something."""
     for pair in pairs(answers, reference):
         np.testing.assert_array_equal(pair.found, pair.expected, err_msg=pair.what)
-        assert np.abs(pair.expected).max(initial=0) < 2**20, f"{pair.what}: too large for sixteenths in float32"
+        assert np.abs(pair.expected).max(initial=0) < EXACT, f"{pair.what}: too large for sixteenths in float32"
 
 
 def assert_close(answers, reference: DenseReference, tolerance: Callable[[Pair], float]) -> None:

@@ -12,10 +12,8 @@ from foreshard.calibration.runner.settings import RunSettings
 from foreshard.simulator.step.prediction import Prediction
 from foreshard.topologies.cluster import Cluster
 
-from .comparing import assert_close, assert_equal
+from .comparing import EXACT, assert_close, assert_equal
 
-# Whole numbers, and halves of them, below this have sums that float32 holds exactly.
-EXACT = 2**22
 # Relative to the largest value of its kind. fp32: sums of some hundred terms in another order, each off by 2^-24, which
 # AdaGrad's first steps pass on whole. 16-bit rows are rounded after each of two steps: a unit where the two fall on
 # either side of a middle.
