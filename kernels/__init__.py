@@ -17,12 +17,13 @@ from foreshard.kernels.reference_update import RowWiseAdagrad, Sgd
 from foreshard.kernels.routing import Bucketised, FeatureRoute, bucketise, deduplicate, find_owners
 from foreshard.kernels.tables import TableGroup, table_group
 from foreshard.kernels.tiers import RowCache, copy_rows, pinned_rows
-from foreshard.kernels.update import update_pooled, update_sequence
+from foreshard.kernels.update import RowSums, sum_pooled, sum_sequence, update_pooled, update_sequence
 
 __all__ = [
     "Bucketised",
     "FeatureRoute",
     "RowCache",
+    "RowSums",
     "RowWiseAdagrad",
     "Sgd",
     "TableGroup",
@@ -35,6 +36,8 @@ __all__ = [
     "pinned_rows",
     "pooled_lookup",
     "sequence_lookup",
+    "sum_pooled",
+    "sum_sequence",
     "table_group",
     "update_pooled",
     "update_sequence",

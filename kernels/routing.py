@@ -13,6 +13,7 @@ from foreshard.kernels.checks import Problems, id_suffix
 from foreshard.kernels.cupy_device import cupy_device
 from foreshard.kernels.device import MAX_GRID, SHARED_BYTES, WARP, Device, blocks_for
 from foreshard.kernels.segments import segment_keys
+from foreshard.topologies.errors import InputError
 
 __all__ = ["ROUTE", "Bucketised", "FeatureRoute", "bucketise", "deduplicate", "find_owners"]
 
@@ -44,17 +45,20 @@ class Bucketised:
 
 
 def find_owners(
-    routes: Sequence[FeatureRoute], ids: object, starts: object, *, device: Device | None = None
+    routes: Sequence[FeatureRoute], ids: object, starts: object, *, checked: bool = False, device: Device | None = None
 ) -> tuple[Any, Any]:
     """Return (owner int32, row int64) of every id; feature f owns `ids[starts[f] : starts[f + 1]]`, in one launch.
 
     The row counts from the start of the owner's range; of a hashed table it is the id. Raises InputError for wrong
-    input. The hash is the simulator's, bit for bit.
+    input. The hash is the simulator's, bit for bit. `checked` reads starts and ids first and raises InputError where
+    one is out of range; else such an id goes to the nearest part, as a row that it does not have.
     """
     device = device or cupy_device()
     with device.on(ids, starts):
         taken, spans = device.take(ids, "ids"), device.take(starts, "starts")
         _check(routes, taken, spans)
+        if checked:
+            _check_values(routes, taken, spans)
         described, bounds, members = (device.upload(part) for part in _describe(routes))
         count = int(taken.size)
         owners, rows = device.xp.empty(count, dtype=np.int32), device.xp.empty(count, dtype=np.int64)
@@ -78,6 +82,21 @@ def _check(routes: Sequence[FeatureRoute], ids: Any, starts: Any) -> None:
             rising = all(low <= high for low, high in zip(route.bounds, route.bounds[1:], strict=False))
             message = f"bounds of feature {feature} are {list(route.bounds)}: expected {len(route.members) + 1} rising"
             problems.unless(rising and len(route.bounds) == len(route.members) + 1, message)
+    problems.raise_any()
+
+
+def _check_values(routes: Sequence[FeatureRoute], ids: Any, starts: Any) -> None:
+    """Starts must rise from 0 to the number of ids, and ids lie in their ranges; waits for the device."""
+    ends = [int(start) for start in starts.tolist()]
+    if ends[0] != 0 or ends[-1] != ids.size or sorted(ends) != ends:
+        raise InputError(f"starts are {ends}: expected rising from 0 to {ids.size}, the number of ids", where="routing")
+    problems = Problems("routing")
+    for feature, (route, begin, end) in enumerate(zip(routes, ends, ends[1:], strict=False)):
+        if route.bounds is not None and begin < end:
+            low, high = int(ids[begin:end].min()), int(ids[begin:end].max())
+            inside = route.bounds[0] <= low and high < route.bounds[-1]
+            wanted = f"{route.bounds[0]} to {route.bounds[-1] - 1}"
+            problems.unless(inside, f"ids of feature {feature} run from {low} to {high}: expected {wanted}")
     problems.raise_any()
 
 

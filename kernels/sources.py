@@ -35,7 +35,7 @@ KERNELS: dict[str, tuple[str, ...]] = {
         "place_segments",
         *_names("check_ids", _IDS),
     ),
-    "update.cu": ("reserve_chunks", "sum_chunks", *_names("update_rows", _ROWS)),
+    "update.cu": ("reserve_chunks", "sum_chunks", "sum_rows", *_names("update_rows", _ROWS)),
     "routing.cu": (*_names("find_owners", _IDS), "hash_parts", "count_tiles", "place_tiles", "invert"),
     "codecs.cu": tuple(
         f"{way}_{codec}" for way in ("encode", "decode") for codec in ("fp16", "bf16", "int8", "fp8_e4m3", "fp8_e5m2")

@@ -1,4 +1,5 @@
-// The backward with a fused optimizer: gradients summed once per distinct row, then SGD or exact row-wise AdaGrad.
+// The backward with a fused optimizer: gradients summed once per distinct row, then SGD or exact row-wise AdaGrad; or
+// the sums alone.
 //
 // The order of additions is fixed by the data alone: gradients of a row in the order of their look-ups, in chunks of
 // `chunk`; the sums of chunks in order. A hot row's chunks are summed by many warps, and the result has the same bits.
@@ -111,13 +112,6 @@ KERNEL sum_chunks(const Table* tables, const i64* first_row, int num_tables, con
   }
 }
 
-struct Optimizer {
-  int adaptive;  // row-wise AdaGrad, else SGD
-  float learning_rate;
-  float eps;
-  float replicas;
-};
-
 struct Segment {
   const i64* order;
   i64 begin, end;
@@ -125,6 +119,13 @@ struct Segment {
   i64 pieces;
   int max_dim;
 };
+
+DEVICE Segment segment_at(i64 s, const i64* order, const i64* starts, i64 chunk, const i64* first_slot,
+                          const float* partial, int max_dim) {
+  const i64 begin = starts[s], end = starts[s + 1];
+  const float* own = end - begin > chunk ? partial + first_slot[s] * max_dim : nullptr;
+  return {order, begin, end, own, (end - begin + chunk - 1) / chunk, max_dim};
+}
 
 template <int V>
 DEVICE void sum_segment(const Group& group, const Gradients& gradients, const Segment& segment, int column, bool active,
@@ -140,6 +141,39 @@ DEVICE void sum_segment(const Group& group, const Gradients& gradients, const Se
     }
   }
 }
+
+// The sums alone, [segments, max_dim]: for replicas that exchange them before anybody steps.
+template <int V>
+DEVICE void store_segment(const Group& group, const Gradients& gradients, const Segment& segment, int dim,
+                          float* target) {
+  for (int first = 0; first < dim; first += group.lanes * V) {
+    const int column = first + group.lane * V;
+    float sum[V] = {};
+    sum_segment<V>(group, gradients, segment, column, column < dim, sum);
+    if (column < dim) store_floats<V>(target + column, sum);
+  }
+}
+
+KERNEL sum_rows(const Table* tables, const i64* first_row, int num_tables, const float* values, i64 stride,
+                const Feature* features, const int* bag_of, const i64* offsets, const float* weights, i64 bags,
+                int mean, const i64* order, const i64* keys, const i64* starts, const i64* segments, i64 chunk,
+                const i64* first_slot, const float* partial, int vector, int lanes, int max_dim, float* sums) {
+  const Gradients gradients = {values, stride, features, bag_of, offsets, weights, bags, mean};
+  const Group group(lanes);
+  for (i64 s = group.index(); s < *segments; s += group.count()) {
+    const Segment segment = segment_at(s, order, starts, chunk, first_slot, partial, max_dim);
+    const int dim = tables[find_span(first_row, num_tables, keys[s])].dim;
+    if (vector == 4) store_segment<4>(group, gradients, segment, dim, sums + s * max_dim);
+    else store_segment<1>(group, gradients, segment, dim, sums + s * max_dim);
+  }
+}
+
+struct Optimizer {
+  int adaptive;  // row-wise AdaGrad, else SGD
+  float learning_rate;
+  float eps;
+  float replicas;
+};
 
 // The factor of the gradient: learning_rate, or of AdaGrad learning_rate / (sqrt(v / replicas) + eps), v updated here.
 DEVICE float step_size(const Group& group, const Optimizer& optimizer, const Table& table, i64 row, float squares) {
@@ -189,10 +223,7 @@ DEVICE void update_rows(const Table* tables, const i64* first_row, int num_table
   const Group group(lanes);
   float* sums = shared + static_cast<int>(threadIdx.x) / lanes * max_dim;
   for (i64 s = group.index(); s < *segments; s += group.count()) {
-    const i64 begin = starts[s], end = starts[s + 1];
-    const bool is_long = end - begin > chunk;
-    const float* own = is_long ? partial + first_slot[s] * max_dim : nullptr;
-    const Segment segment = {order, begin, end, own, (end - begin + chunk - 1) / chunk, max_dim};
+    const Segment segment = segment_at(s, order, starts, chunk, first_slot, partial, max_dim);
     const int t = find_span(first_row, num_tables, keys[s]);
     const i64 row = keys[s] - first_row[t];
     if (vector == 4) update_row<Row, 4>(group, gradients, segment, tables[t], row, optimizer, sums);

@@ -1,9 +1,12 @@
-"""The backward with a fused optimizer on the device: gradients summed once per distinct row, then one step for it."""
+"""The backward with a fused optimizer on the device: gradients summed once per distinct row, then one step for it.
+
+Or the sums alone, for replicas that exchange them before they step.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -15,9 +18,16 @@ from foreshard.kernels.reference_update import LONG_SEGMENT, RowWiseAdagrad, Sgd
 from foreshard.kernels.segments import DeviceSegments, position_bits, segment_values
 from foreshard.kernels.tables import TableGroup, lanes_for
 
-__all__ = ["update_pooled", "update_sequence"]
+__all__ = ["RowSums", "sum_pooled", "sum_sequence", "update_pooled", "update_sequence"]
 
 _FLOAT = 4  # bytes
+
+
+class RowSums(NamedTuple):
+    """Summed gradients of one table: distinct rows int64 [distinct], rising, and `sums` float32 [distinct, dim]."""
+
+    rows: Any
+    sums: Any
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -68,9 +78,12 @@ def update_pooled(
         jagged = take_jagged(group, ids, offsets, weights, checked=checked)
         taken = device.take(gradients, "gradients")
         _check(group, optimizer, taken, (jagged.bags, group.width), chunk)
-        bag_of = device.xp.empty(jagged.ids.size, dtype=np.int32)
-        backward = _Backward(group=group, jagged=jagged, gradients=taken, bag_of=bag_of, mean=mode == "mean")
-        _update(backward, optimizer, chunk)
+        _update(_pooled(group, jagged, taken, mode), optimizer, chunk)
+
+
+def _pooled(group: TableGroup, jagged: Jagged, gradients: Any, mode: Mode) -> _Backward:
+    bag_of = group.device.xp.empty(jagged.ids.size, dtype=np.int32)
+    return _Backward(group=group, jagged=jagged, gradients=gradients, bag_of=bag_of, mean=mode == "mean")
 
 
 def update_sequence(
@@ -93,8 +106,48 @@ def update_sequence(
         _update(_Backward(group=group, jagged=jagged, gradients=taken, bag_of=None, mean=False), optimizer, chunk)
 
 
+def sum_pooled(
+    group: TableGroup,
+    gradients: object,
+    ids: object,
+    offsets: object,
+    *,
+    mode: Mode = "sum",
+    weights: object | None = None,
+    checked: bool = False,
+    chunk: int = LONG_SEGMENT,
+) -> tuple[RowSums, ...]:
+    """What `update_pooled` steps by, table by table, without a step. Waits for the device once: how many rows?"""
+    device = group.device
+    with device.on(gradients, ids, offsets, weights, *group.weights):
+        jagged = take_jagged(group, ids, offsets, weights, checked=checked)
+        taken = device.take(gradients, "gradients")
+        _check(group, None, taken, (jagged.bags, group.width), chunk)
+        return _sums(_pooled(group, jagged, taken, mode), chunk, like=ids)
+
+
+def sum_sequence(
+    group: TableGroup,
+    gradients: object,
+    ids: object,
+    starts: object,
+    *,
+    checked: bool = False,
+    chunk: int = LONG_SEGMENT,
+) -> tuple[RowSums, ...]:
+    """What `update_sequence` steps by, table by table, without a step. Waits for the device once: how many rows?"""
+    device = group.device
+    with device.on(gradients, ids, starts, *group.weights):
+        jagged = take_jagged(group, ids, starts, None, checked=checked, name="starts")
+        require_one_bag(jagged, group)
+        taken = device.take(gradients, "gradients")
+        _check(group, None, taken, (int(jagged.ids.size), one_dim(group)), chunk)
+        backward = _Backward(group=group, jagged=jagged, gradients=taken, bag_of=None, mean=False)
+        return _sums(backward, chunk, like=ids)
+
+
 def _check(
-    group: TableGroup, optimizer: Sgd | RowWiseAdagrad, gradients: Any, shape: tuple[int, int], chunk: int
+    group: TableGroup, optimizer: Sgd | RowWiseAdagrad | None, gradients: Any, shape: tuple[int, int], chunk: int
 ) -> None:
     problems = Problems("update")
     problems.dtype(gradients, "gradients", ("float32",))
@@ -128,10 +181,46 @@ def _values(backward: _Backward, bits: int) -> Any:
 def _update(backward: _Backward, optimizer: Sgd | RowWiseAdagrad, chunk: int) -> None:
     if not backward.jagged.ids.size:
         return
+    segments = _segments(backward)
+    _step(backward, optimizer, segments, chunk, *_sum_long_segments(backward, segments, chunk))
+
+
+def _segments(backward: _Backward) -> DeviceSegments:
+    """Look-ups grouped by row, rows counted over all tables."""
     bits = position_bits(int(backward.jagged.ids.size), backward.group.total_rows)
-    segments = segment_values(backward.group.device, _values(backward, bits), bits)
+    return segment_values(backward.group.device, _values(backward, bits), bits)
+
+
+def _sums(backward: _Backward, chunk: int, *, like: object) -> tuple[RowSums, ...]:
+    """The sums of every table: rows of a table follow each other among all that are distinct."""
+    group, device = backward.group, backward.group.device
+    if not backward.jagged.ids.size:
+        rows, sums, ends = device.xp.empty(0, dtype=np.int64), None, [0] * len(group.weights)
+    else:
+        segments = _segments(backward)
+        sums = _sum_rows(backward, segments, chunk)
+        rows = segments.distinct[: int(segments.count[0])]
+        ends = device.xp.searchsorted(rows, group.first_row[1:]).tolist()
+    out, begin = [], 0
+    for table, (dim, end) in enumerate(zip(group.dims, ends, strict=True)):
+        own = device.xp.zeros((0, dim), dtype=np.float32) if sums is None else sums[begin:end, :dim]
+        pair = (rows[begin:end] - group.first_row[table], device.xp.ascontiguousarray(own))
+        out.append(RowSums(*(device.give(array, like) for array in pair)))
+        begin = end
+    return tuple(out)
+
+
+def _sum_rows(backward: _Backward, segments: DeviceSegments, chunk: int) -> Any:
+    """The sum of every segment, float32 [look-ups, widest dim], filled as far as there are segments."""
+    group, count = backward.group, int(backward.jagged.ids.size)
     first_slot, partial = _sum_long_segments(backward, segments, chunk)
-    _step(backward, optimizer, segments, chunk, first_slot, partial)
+    widest, vector, lanes = max(group.dims), backward.vector, _lanes(group, backward.vector)
+    sums = group.device.xp.empty((count, widest), dtype=np.float32)
+    runs = (segments.order, segments.distinct, segments.starts, segments.count, np.int64(chunk), first_slot, partial)
+    shape = (np.int32(vector), np.int32(lanes), np.int32(widest))
+    args = (*_table_args(group), *backward.source, *runs, *shape, sums)
+    group.device.launch("sum_rows", blocks_for(group.device, count * lanes), args, threads=group.device.threads)
+    return sums
 
 
 def _lanes(group: TableGroup, vector: int) -> int:

@@ -82,7 +82,7 @@ class KernelOps(TorchOps):
         return made
 
     def _describe(self, tables: Tables, features: tuple[int, ...], adaptive: bool) -> _Group:
-        used = sorted({tables.feature_tables[f] for f in features})
+        used = _used(tables, features)
         return kernels.table_group(
             [tables.weights[table] for table in used],
             feature_tables=[used.index(tables.feature_tables[f]) for f in features],
@@ -141,41 +141,23 @@ class KernelOps(TorchOps):
     def sum_pooled(
         self, tables: Tables, gradients: torch.Tensor, bags: Bags, *, mode: Modes = "sum"
     ) -> tuple[RowGradients, ...]:
-        """Ids made distinct table by table, and the gradients added to zeros in their places."""
-        modes, out = modes_of(mode, len(tables.weights)), []
-        for features, table in _features_of_tables(tables):
-            own, rows = _some(bags, features) if features else None, tables.weights[table]
-            if own is None or not own.ids.numel():
-                out.append(empty_gradients(rows))
-                continue
-            distinct, places = self._distinct(own, rows)
-            sums = self._zeros(distinct, rows)
+        """The update kernel's sums."""
+        out = [empty_gradients(rows) for rows in tables.weights]
+        for features, own_mode in _pooled_parts(tables, mode):
+            own, group = _some(bags, features), self._group(tables, features, None)
             part = _columns(tables, features, gradients)
-            self.add_pooled([sums], [0] * len(features), part, places, mode=modes[table])
-            out.append(RowGradients(rows=distinct, sums=sums))
+            sums = kernels.sum_pooled(group, part, own.ids, own.offsets, mode=own_mode, weights=own.weights)
+            _put(out, _used(tables, features), sums)
         return tuple(out)
 
     def sum_sequence(self, tables: Tables, gradients: Sequence[torch.Tensor], bags: Bags) -> tuple[RowGradients, ...]:
-        """Ids made distinct table by table, and the gradients added to zeros in their places."""
-        out = []
-        for features, table in _features_of_tables(tables):
-            own, rows = _some(bags, features) if features else None, tables.weights[table]
-            if own is None or not own.ids.numel():
-                out.append(empty_gradients(rows))
-                continue
-            distinct, places = self._distinct(own, rows)
-            sums = self._zeros(distinct, rows)
-            self.add_sequence([sums], [0] * len(features), [gradients[f] for f in features], places)
-            out.append(RowGradients(rows=distinct, sums=sums))
+        """The update kernel's sums."""
+        out = [empty_gradients(rows) for rows in tables.weights]
+        for features in _sequence_parts(tables):
+            own, group = _some(bags, features), self._group(tables, features, None)
+            part = _joined([gradients[f] for f in features])
+            _put(out, _used(tables, features), kernels.sum_sequence(group, part, own.ids, _feature_offsets(own)))
         return tuple(out)
-
-    def _distinct(self, bags: Bags, rows: torch.Tensor) -> tuple[torch.Tensor, Bags]:
-        """Return (distinct ids of one table, the same bags with the places of their ids among them)."""
-        distinct, inverse = self.deduplicate(bags.ids, num_embeddings=len(rows))
-        return distinct, Bags(ids=inverse, offsets=bags.offsets, features=bags.features, weights=bags.weights)
-
-    def _zeros(self, distinct: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
-        return torch.zeros((distinct.numel(), rows.shape[1]), dtype=torch.float32, device=rows.device)
 
     def update_rows(self, tables: Tables, optimizer: EmbeddingOptimizer, gradients: Sequence[RowGradients]) -> None:
         """A sequence's update, one feature a table."""
@@ -253,12 +235,15 @@ def _sequence_parts(tables: Tables) -> list[tuple[int, ...]]:
     return _parts([(one.dtype, one.shape[1]) for one in rows])
 
 
-def _features_of_tables(tables: Tables) -> list[tuple[tuple[int, ...], int]]:
-    """(Features, table) of every table."""
-    return [
-        (tuple(f for f, used in enumerate(tables.feature_tables) if used == table), table)
-        for table in range(len(tables.weights))
-    ]
+def _used(tables: Tables, features: tuple[int, ...]) -> list[int]:
+    """The tables of some features, as their group has them."""
+    return sorted({tables.feature_tables[f] for f in features})
+
+
+def _put(out: list[RowGradients], used: Sequence[int], sums: Sequence[kernels.RowSums]) -> None:
+    """Put the sums of a group's tables in their places."""
+    for table, own in zip(used, sums, strict=True):
+        out[table] = RowGradients(rows=own.rows, sums=own.sums)
 
 
 def _some(bags: Bags, features: tuple[int, ...]) -> Bags:

@@ -71,6 +71,28 @@ def test_sequences_and_their_sgd_update(gpu, form, dim):
     assert np.array_equal(cupy.asnumpy(rows), ref.update_rows(table, None, ids, gradients, optimizer)[0])
 
 
+@pytest.mark.parametrize("weighted", [False, True])
+def test_sums_by_row_of_many_tables(gpu, weighted):
+    rng, cupy = np.random.default_rng(3), gpu.xp
+    tables = make_tables(rng, DIMS, 100, "float16")
+    ids, offsets, weights = make_case(rng, DIMS, 100, 129, 20)
+    weights = weights if weighted else None
+    gradients = rng.normal(size=(129, sum(DIMS))).astype(np.float32)
+    group = kernels.table_group([cupy.asarray(table) for table in tables])
+    factors = None if weights is None else cupy.asarray(weights)
+    own = cupy.asarray(gradients), cupy.asarray(ids), cupy.asarray(offsets)
+    found = kernels.sum_pooled(group, *own, weights=factors)
+    columns = np.cumsum([0, *DIMS])
+    for table, sums in enumerate(found):
+        span = offsets[table * 129 : (table + 1) * 129 + 1]
+        mine = slice(span[0], span[-1])
+        part = gradients[:, columns[table] : columns[table + 1]]
+        per_id = ref.spread_gradients(part, span - span[0], weights=None if weights is None else weights[mine])
+        segments = ref.segment(ids[mine])
+        assert np.array_equal(cupy.asnumpy(sums.rows), segments.rows)
+        assert np.array_equal(cupy.asnumpy(sums.sums), ref.sum_segments(segments, per_id))
+
+
 @pytest.mark.parametrize("form", FORMATS)
 def test_row_wise_adagrad_is_right_and_gives_the_same_bits_each_time(gpu, form):
     rng, cupy = np.random.default_rng(1), gpu.xp

@@ -61,6 +61,28 @@ def test_range_and_hash_owners_of_many_features_equal_the_reference(on_cpu, feat
     assert np.array_equal(rows, np.concatenate(expected_rows))
 
 
+def test_checked_routing_names_every_feature_with_ids_outside_its_ranges(on_cpu):
+    routes = [
+        FeatureRoute(members=[0, 1], bounds=[0, 3, 7]),
+        FeatureRoute(members=[0]),
+        FeatureRoute(members=[1], bounds=[0, 5]),
+    ]
+    ids, starts = np.array([0, 6, -9, 5, 2]), np.array([0, 2, 3, 5])
+    with pytest.raises(InputError, match="ids of feature 2 run from 2 to 5: expected 0 to 4") as caught:
+        find_owners(routes, ids, starts, checked=True, device=on_cpu())
+    assert "feature 0" not in str(caught.value)
+    assert "feature 1" not in str(caught.value)  # a hash has a part for any id
+    owners, rows = find_owners(routes, np.minimum(ids, 4), starts, checked=True, device=on_cpu())
+    assert owners.tolist() == [0, 1, 0, 1, 1]
+    assert rows.tolist() == [0, 1, -9, 4, 2]
+
+
+@pytest.mark.parametrize("starts", [[1, 2], [0, 1], [0, 3]])
+def test_checked_routing_wants_starts_that_cover_the_ids(on_cpu, starts):
+    with pytest.raises(InputError, match="expected rising from 0 to 2, the number of ids"):
+        find_owners([FeatureRoute(members=[0])], np.array([4, 5]), np.array(starts), checked=True, device=on_cpu())
+
+
 @given(
     count=st.sampled_from([0, 1, 31, 32, 33, 500, 2047, 2048, 2049, 5000]),
     members=st.sampled_from([1, 2, 7, 64, 1000]),

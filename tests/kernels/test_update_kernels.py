@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from foreshard.kernels import reference as ref
 from foreshard.kernels.tables import table_group
-from foreshard.kernels.update import update_pooled, update_sequence
+from foreshard.kernels.update import sum_pooled, sum_sequence, update_pooled, update_sequence
 from foreshard.topologies.errors import InputError
 
 FORMATS = ("float32", "float16", "uint16")
@@ -120,6 +120,62 @@ def test_sequence_updates_with_sgd_equal_the_reference_bit_for_bit(
         table_group(weights, device=on_cpu(**schedule)), optimizer, gradients, ids, starts, chunk=chunk, checked=True
     )
     assert all(np.array_equal(got, wanted) for got, wanted in zip(weights, expected, strict=True))
+
+
+@given(
+    dims=st.lists(st.one_of(st.integers(1, 20), st.sampled_from([32, 130])), min_size=1, max_size=3),
+    fours=st.booleans(),
+    batch=st.integers(0, 12),
+    longest=st.sampled_from([0, 1, 9]),
+    mode=st.sampled_from(["sum", "mean"]),
+    weighted=st.booleans(),
+    chunk=st.sampled_from([1, 2, 5, 512]),
+    schedule=SCHEDULES,
+    seed=st.integers(0, 10**6),
+)
+def test_sums_by_row_equal_the_reference_bit_for_bit_and_touch_no_row(
+    on_cpu, dims, fours, batch, longest, mode, weighted, chunk, schedule, seed
+):
+    rng = np.random.default_rng(seed)
+    dims = [4 * dim if fours and dim < 20 else dim for dim in dims]
+    features = [*range(len(dims)), 0]
+    ids, offsets, weights, gradients = make_case(rng, dims, 9, features, batch, longest)
+    weights = weights if weighted else None
+    tables = [make_table(rng, 9, dim, "float16") for dim in dims]
+    copies = [table.copy() for table in tables]
+    group = table_group(copies, feature_tables=features, device=on_cpu(**schedule))
+    found = sum_pooled(group, gradients, ids, offsets, mode=mode, weights=weights, checked=True, chunk=chunk)
+    columns = np.cumsum([0, *(dims[table] for table in features)])
+    assert len(found) == len(tables)
+    for table, own in enumerate(found):
+        mine = [f for f, used in enumerate(features) if used == table]
+        spans = [offsets[f * batch : (f + 1) * batch + 1] for f in mine]
+        own_ids = np.concatenate([ids[span[0] : span[-1]] for span in spans])
+        parts = [
+            ref.spread_gradients(
+                gradients[:, columns[f] : columns[f + 1]],
+                span - span[0],
+                mode=mode,
+                weights=None if weights is None else weights[span[0] : span[-1]],
+            )
+            for f, span in zip(mine, spans, strict=True)
+        ]
+        segments = ref.segment(own_ids)
+        assert np.array_equal(own.rows, segments.rows)
+        assert np.array_equal(own.sums, ref.sum_segments(segments, np.concatenate(parts), chunk=chunk))
+        assert np.array_equal(copies[table], tables[table])
+
+
+def test_sums_of_sequences_are_those_of_their_rows_and_mistakes_are_named(on_cpu):
+    rng = np.random.default_rng(0)
+    ids, gradients = np.array([4, 1, 4, 0, 0]), rng.normal(size=(5, 6)).astype(np.float32)
+    group = table_group([np.zeros((5, 6), dtype=np.float32)] * 2, device=on_cpu())
+    first, second = sum_sequence(group, gradients, ids, np.array([0, 3, 5]))
+    assert first.rows.tolist() == [1, 4]
+    assert np.array_equal(first.sums, [gradients[1], gradients[0] + gradients[2]])
+    assert np.array_equal(second.sums, [gradients[3] + gradients[4]])
+    with pytest.raises(InputError, match=r"gradients has shape \[5, 6\]: expected \[4, 6\]"):
+        sum_sequence(group, gradients, ids[:4], np.array([0, 3, 4]))
 
 
 @pytest.mark.parametrize("dim", [8, 1023, 1024])

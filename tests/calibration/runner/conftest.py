@@ -202,13 +202,13 @@ class Pool:
             accepted = [listener.accept() for _ in range(WORKERS)]
         self._connections = [one for _, one in sorted((one.recv(), one) for one in accepted)]
 
-    def run(self, scenario, cluster, settings, steps=1):
-        """What every rank has after training; fails with every rank's traceback."""
+    def run(self, scenario, cluster, settings, steps=1, *, kernels=False):
+        """What every rank has after training, with torch or the CUDA `kernels`; fails with every rank's traceback."""
         self._jobs += 1
         world_size = sum(group.nodes * len(group.node.gpus) for group in cluster.groups)
         job = {
             "scenario": scenario, "cluster": cluster, "settings": settings, "steps": steps,
-            "world_size": world_size, "store": str(self._folder / f"store{self._jobs}"),
+            "world_size": world_size, "kernels": kernels, "store": str(self._folder / f"store{self._jobs}"),
         }  # fmt: skip
         for connection in self._connections:
             connection.send(job)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from dataclasses import replace
 
 import numpy as np
@@ -48,6 +49,18 @@ def test_whole_numbers_are_equal_bit_for_bit(pool, cluster_of, placing, pipeline
     answers, reference, prediction = trained(pool, cluster_of, scenario, placing, WHOLE)
     assert_equal(answers, reference)
     assert_every_element_once(answers, prediction)
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="no g++ here: kernels cannot be compiled for the CPU")
+@pytest.mark.parametrize("placing", ["global", "contiguous, weights", "groups of 3 and 1, gradients"])
+def test_the_cuda_kernels_train_the_same(pool, cluster_of, placing):
+    """The runner on the CUDA sources, compiled for the CPU: every sharding kind, fused updates, sums for replicas."""
+    scenario = every_kind(placing, Execution(optimizer="sgd", pipeline="sparse_dist"))
+    spec = cluster_of(PLACINGS[placing].nodes, PLACINGS[placing].ranks)
+    reference = DenseReference(Prediction(scenario, Cluster(spec)), WHOLE)
+    for _ in range(2):
+        reference.step()
+    assert_equal(pool.run(scenario, spec, WHOLE, 2, kernels=True), reference)
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "rowwise_adagrad", "adagrad", "adam"])

@@ -5,12 +5,14 @@ Started as a script by `conftest.py`; rank by its first argument, the address of
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import sys
 import traceback
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from multiprocessing.connection import Client
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -63,6 +65,14 @@ def run(rank, job):
         world.close()
 
 
+def kernels_on_cpu():
+    """The CUDA kernels, compiled for the CPU by the tests of DeviceOps."""
+    spec = importlib.util.spec_from_file_location("ops_conftest", Path(__file__).parents[1] / "ops" / "conftest.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module.kernels_on_cpu()
+
+
 def trained(world, job):
     """What training gives on this rank."""
     prediction = Prediction(job["scenario"], Cluster(job["cluster"]))
@@ -71,7 +81,8 @@ def trained(world, job):
     def watch(op, step, issue):
         moved.append((op.name, step, issue.kind, issue.sent, issue.received, issue.nbytes))
 
-    runner = StepRunner(prediction, world, recorder, job["settings"], watch=watch)
+    ops = kernels_on_cpu() if job["kernels"] else None
+    runner = StepRunner(prediction, world, recorder, job["settings"], watch=watch, ops=ops)
     recorder.ops = runner.program.ops
     result = runner.run(job["steps"], 0)
     return {
