@@ -105,6 +105,11 @@ class Cluster:
         changed.spec = replace(self.spec, constants={**self.spec.constants, **constants})
         return changed
 
+    def mended(self, pattern: str) -> Cluster:
+        """The same cluster without the damage of one pattern of its `degrade`."""
+        others = {name: factor for name, factor in self.spec.degrade.items() if name != pattern}
+        return Cluster(replace(self.spec, degrade=others))
+
     def constant(self, name: str) -> float:
         """Value of a constant in its base unit. Raises InputError if this machine has none of that name."""
         if name not in self.constants:
@@ -202,6 +207,24 @@ class Cluster:
         """What is left of each link's bandwidth after degradation, [links]: 1 whole, 0 missing."""
         return self._factors
 
+    def is_kind(self, kind: str) -> NDArray[np.bool_]:
+        """Whether each link is of a kind, [links]; kept, since comparing words takes long."""
+        kinds = self.__dict__.setdefault("_of_kind", {})
+        if kind not in kinds:
+            kinds[kind] = self.link_kind == kind
+        of_kind: NDArray[np.bool_] = kinds[kind]
+        return of_kind
+
+    @cached_property
+    def alike(self) -> IntArray:
+        """A number for each node, equal for nodes whose links are equal one by one, damage included, [nodes]."""
+        numbers: dict[tuple[int, bytes], int] = {}
+        whole = [(kind, b"") for kind in self._at.kind_of.tolist()]
+        damaged = np.flatnonzero(self._factors[: self._at.node_links] < 1)
+        for node in np.unique(np.searchsorted(self._at.first_link, damaged, side="right") - 1).tolist():
+            whole[node] = (whole[node][0], self._factors[self.links_of_node(node)].tobytes())
+        return np.array([numbers.setdefault(key, len(numbers)) for key in whole], dtype=np.int64)
+
     @property
     def leaves(self) -> int:
         """Number of leaf switches."""
@@ -231,6 +254,10 @@ class Cluster:
     def link_name(self, link: int) -> str:
         """Name of a link, as "node0/gpu3->node0/nvswitch"."""
         return "->".join(self._naming.ends(link))
+
+    def links_named(self, pattern: str) -> IntArray:
+        """Numbers of the links whose names match a pattern as in `degrade`, "node0/nic3<->*" for both directions."""
+        return np.array(self._naming.find(pattern), dtype=np.int64)
 
     def link(self, link: int) -> Link:
         """One link with the names of its ends."""

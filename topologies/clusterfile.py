@@ -138,12 +138,17 @@ def _read_cluster(fields: Fields, nodes: int | None, degrade: Mapping[str, float
 def _read_groups(fields: Fields, nodes: int | None, own_nodes: int, assumptions: list[str]) -> tuple[NodeGroup, ...]:
     kinds = read_kinds(fields)
     if not fields.has("groups"):
-        node = fields.table("node")
-        return (NodeGroup(node=_read_node(node, fields), nodes=nodes or own_nodes),) if node else ()
+        node = _read_node(fields.table("node"), fields)
+        return (NodeGroup(node=node, nodes=nodes or own_nodes),) if node else ()
     if fields.has("node"):
         fields.note("node", "stands beside groups: give one node, or groups that each have one")
-    groups = [_read_group(group, kinds, assumptions) for group in fields.tables("groups")]
-    if not groups:
+    tables = fields.tables("groups")
+    if kinds is None and any(table.has("kind") for table in tables):
+        fields.note("kinds", "is missing: groups name kinds of node, give them as [[kinds]]")
+        fields.has("gpus")
+        return ()
+    groups = [_read_group(table, kinds, assumptions) for table in tables]
+    if not groups and not fields.wrong("groups"):
         fields.note("groups", "is empty: give at least one group of nodes")
     if nodes is not None and len(groups) > 1:
         fields.note("groups", f"are several, so a number of nodes ({nodes}) cannot be set for all: change the file")
@@ -156,26 +161,38 @@ def _read_group(fields: Fields, kinds: dict[str, NodeSpec] | None, assumptions: 
     if kinds is not None:
         kind = fields.text("kind")
         fields.finish()
-        if kind not in kinds:
+        if kind not in kinds and not fields.wrong("kind") and "" not in kinds:
             fields.note("kind", f"there is no kind of node {kind!r}; {near(kind, kinds)}")
-            return None
-        return NodeGroup(node=kinds[kind], nodes=nodes)
-    table = _on_preset({key: fields.raw(key) for key in fields}, f"{fields.path}.", fields.problems)
+        return NodeGroup(node=kinds[kind], nodes=nodes) if kind in kinds else None
+    if fields.wrong():
+        return None
+    problems: list[str] = []
+    table = _on_preset({key: fields.raw(key) for key in fields}, f"{fields.path}.", problems)
+    unknown = bool(problems)
     # A preset also describes a fabric, constants and more: of those the cluster's own hold, not a group's.
     from_preset = fields.has("preset")
-    own = Fields({k: v for k, v in table.items() if not from_preset or k in _GROUP_KEYS}, fields.path, fields.problems)
+    given = {key for key in fields if key != "preset"}
+    kept = {key: value for key, value in table.items() if not from_preset or key in _GROUP_KEYS | given}
+    own = Fields(kept, fields.path, problems)
     for key in ("nodes", "name"):
         own.has(key)
     assumptions.extend(own.texts("assumptions"))
-    node = own.table("node")
-    spec = _read_node(node, own) if node else None
+    spec = _read_node(own.table("node"), own)
     own.finish()
+    # Of what an unknown preset would have given nothing is missing.
+    fields.problems.extend(problem for problem in problems if not (unknown and ": is missing:" in problem))
     return NodeGroup(node=spec, nodes=nodes) if spec else None
 
 
-def _read_node(fields: Fields, parent: Fields) -> NodeSpec:
-    """A node of GPUs, or of ranks on CPUs where the file says how many `ranks` it has."""
-    return read_cpu_node(fields, parent) if fields.has("ranks") else read_node(fields, parent)
+def _read_node(fields: Fields | None, parent: Fields) -> NodeSpec | None:
+    """A node of GPUs, or of ranks on CPUs where the file says how many `ranks` it has, or names a `cpu`.
+
+    None if there is no table of it; what stands beside it is not to be blamed then.
+    """
+    cpu, gpu = parent.has("cpu"), parent.has("gpu")
+    if fields is None or fields.wrong():
+        return None
+    return read_cpu_node(fields, parent) if fields.has("ranks") or (cpu and not gpu) else read_node(fields, parent)
 
 
 def _read_backend(fields: Fields, groups: tuple[NodeGroup, ...]) -> Backend:
@@ -183,7 +200,7 @@ def _read_backend(fields: Fields, groups: tuple[NodeGroup, ...]) -> Backend:
     if len(on_cpu) == 2:
         fields.note("groups", "some ranks are on GPUs and some on CPUs: one job has ranks of one kind")
     backend: Backend = fields.choice("backend", get_args(Backend), "gloo" if on_cpu == {True} else "nccl")
-    if True in on_cpu and backend == "nccl":
+    if True in on_cpu and backend == "nccl" and not fields.wrong("backend"):
         fields.note("backend", '"nccl" needs GPUs: ranks on CPUs use "gloo"')
     return backend
 
@@ -200,7 +217,8 @@ def _read_fabric(fields: Fields) -> Fabric:
     )
     for problem in fabric_problems(fabric):
         key, _, text = problem.partition(": ")
-        fields.note(key, text)
+        if not fields.wrong("kind", key):
+            fields.note(key, text)
     fields.finish()
     return fabric
 

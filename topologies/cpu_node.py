@@ -12,7 +12,10 @@
     source = "..."
 
 A rank is what a GPU is elsewhere: it has its share of the cores' FLOP/s, of memory and of memory bandwidth, as all
-ranks work at the same time. It talks to others through sockets: `cpu0`, where the ranks' loopback links meet the NIC.
+ranks work at the same time. It talks to others through sockets, into `cpu0` and out of `cpu1`: over the loopback
+between the two, or over the NIC. `loopback` is what one core carries, sending and receiving as fast: no rank goes past
+one core, and all together not beyond the cores, so that inside a node all bytes count, not only those of the busiest
+rank.
 """
 
 from __future__ import annotations
@@ -47,7 +50,7 @@ def read_cpu_node(fields: Fields, parent: Fields) -> NodeSpec:
     core = _read_core(core_fields) if core_fields else None
     name = fields.text("name", "node")
     ranks = fields.integer("ranks", maximum=64)
-    share = min(1.0, fields.number("cores", minimum=1 / 64, maximum=_MAX_CORES) / ranks)
+    cores = min(float(ranks), fields.number("cores", minimum=1 / 64, maximum=_MAX_CORES))
     memory = read_cable(read_part(fields, "memory", "link"), "dram")
     loopback = read_cable(read_part(fields, "loopback", "link"), "loopback")
     nic = read_cable(read_part(fields, "nic", "link"), "network") if fields.has("nic") else None
@@ -56,8 +59,8 @@ def read_cpu_node(fields: Fields, parent: Fields) -> NodeSpec:
     fields.finish()
     return NodeSpec(
         name=name,
-        gpus=(_rank(core, ranks, share, memory, host_memory),) * ranks if core else (),
-        links=tuple(_links(ranks, share, memory, loopback, nic)),
+        gpus=(_rank(core, ranks, cores / ranks, memory, host_memory),) * ranks if core else (),
+        links=tuple(_links(ranks, cores, memory, loopback, nic)),
         host_memory_bytes=host_memory,
         source=source,
     )
@@ -89,14 +92,16 @@ def _rank(core: _Core, ranks: int, share: float, memory: Cable, host_memory: flo
     )
 
 
-def _links(ranks: int, share: float, memory: Cable, loopback: Cable, nic: Cable | None) -> Iterator[Link]:
-    # Sockets are served by the rank's own share of the cores; memory is divided among the ranks.
-    socket = replace(loopback, usable=loopback.usable * share)
+def _links(ranks: int, cores: float, memory: Cable, loopback: Cable, nic: Cable | None) -> Iterator[Link]:
     of_rank = replace(memory, bandwidth=memory.bandwidth / ranks, usable=memory.usable / ranks)
+    socket, inside = replace(loopback, latency_s=0.0), replace(memory, latency_s=0.0)
     for rank in range(ranks):
         yield from of_rank.both(f"gpu{rank}", "mem0")
-        yield from socket.both(f"gpu{rank}", "cpu0")
-    yield from memory.both("cpu0", "mem0")
+        yield socket.one(f"gpu{rank}", "cpu0")
+        yield socket.one("cpu1", f"gpu{rank}")
+    of_all = replace(loopback, bandwidth=loopback.bandwidth * cores, usable=loopback.usable * cores)
+    yield of_all.one("cpu0", "cpu1")
     if nic is not None:
-        yield from replace(memory, latency_s=0.0).both("nic0", "cpu0")
+        yield inside.one("cpu0", "nic0")
+        yield inside.one("nic0", "cpu1")
         yield from nic.both("nic0", LEAF)

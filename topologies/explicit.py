@@ -17,17 +17,27 @@ from foreshard.topologies.units import BYTES, BYTES_PER_S, FLOPS, SECONDS, parse
 __all__ = ["dump_cluster", "read_kinds"]
 
 
+_UNKNOWN_GPU = Gpu(
+    name="", architecture="hopper", hbm_bytes=1.0, hbm_bytes_per_s=1.0, l2_bytes=1.0, flops={}, source=""
+)
+
+
 def read_kinds(fields: Fields) -> dict[str, NodeSpec] | None:
-    """Return the kinds of node of an explicit file by name; None if the file is not explicit."""
+    """Return the kinds of node of an explicit file by name, one without a name where the file's cannot be told; None
+    if the file is not explicit."""
     if not fields.has("kinds"):
         return None
     models = [read_gpu(table) for table in fields.tables("gpus")]
     gpus = {gpu.name: gpu for gpu in models}
+    if fields.wrong("gpus"):
+        gpus[""] = _UNKNOWN_GPU
     if len(gpus) < len(models):
         fields.note("gpus", "has two GPU models of the same name")
     kinds = [_read_kind(table, gpus) for table in fields.tables("kinds")]
     named = {kind.name: kind for kind in kinds}
-    if len(named) < len(kinds):
+    if fields.wrong("kinds"):
+        named[""] = NodeSpec(name="", gpus=(), links=(), host_memory_bytes=0.0)
+    elif len(named) < len(kinds):
         fields.note("kinds", "has two kinds of node of the same name")
     return named
 
@@ -35,7 +45,8 @@ def read_kinds(fields: Fields) -> dict[str, NodeSpec] | None:
 def _read_kind(fields: Fields, gpus: Mapping[str, Gpu]) -> NodeSpec:
     names = fields.texts("gpus")
     for index, name in enumerate(names):
-        if name not in gpus:
+        # A model without a name may be any of those asked for.
+        if name not in gpus and name not in names[:index] and not fields.wrong("gpus") and "" not in gpus:
             fields.note(f"gpus[{index}]", f"there is no GPU model {name!r}; {near(name, gpus)}")
     rows = fields.values("nics") if fields.has("nics") else None
     spec = NodeSpec(

@@ -33,18 +33,21 @@ def near(word: str, known: Iterable[str]) -> str:
 class Fields:
     """One table of a file; reading a field that is wrong notes a problem and returns a stand-in.
 
-    Call `finish` after the last read: it notes unknown keys. `problems` is shared with all tables below.
+    Call `finish` after the last read: it notes unknown keys. `problems` is shared with all tables below. Where
+    something else stands in place of the table, that alone is noted. `wrong` tells whether a key has a problem, so
+    that what depends on its value is not held against the stand-in.
     """
 
     def __init__(self, table: object, path: str = "", problems: list[str] | None = None) -> None:
         self.problems: list[str] = [] if problems is None else problems
         self.path = path
         self._known: set[str] = set()
-        self._table: dict[str, Any] = {}
-        if isinstance(table, dict):
-            self._table = table
-        else:
+        self._wrong: set[str] = set()
+        self._table: dict[str, Any] = table if isinstance(table, dict) else {}
+        self._is_table = True
+        if not isinstance(table, dict):
             self.note("", f"{table!r} is not a table: write keys with values here")
+            self._is_table = False
 
     def __iter__(self) -> Iterator[str]:
         """All keys of the table."""
@@ -52,8 +55,15 @@ class Fields:
 
     def note(self, key: str, message: str) -> None:
         """Note a problem with a key of this table."""
+        if not self._is_table:
+            return
+        self._wrong.add(key.partition("[")[0])
         where = ".".join(part for part in (self.path, key) if part)
         self.problems.append(f"{where}: {message}" if where else message)
+
+    def wrong(self, *keys: str) -> bool:
+        """Whether a problem was noted with any of these keys, or something else stands in place of the table."""
+        return not self._is_table or any(key in self._wrong for key in keys)
 
     def has(self, key: str) -> bool:
         """Whether the table has a key; it counts as known from now on."""

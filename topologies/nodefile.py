@@ -68,16 +68,20 @@ class Cable:
 
     def both(self, a: str, b: str, lanes: int = 1) -> Iterator[Link]:
         """The two links between a and b, each of `lanes` such cables."""
-        for src, dst in ((a, b), (b, a)):
-            yield Link(
-                src=src,
-                dst=dst,
-                bandwidth=self.bandwidth * lanes,
-                usable=self.usable * lanes,
-                latency_s=self.latency_s,
-                kind=self.kind,
-                source=self.source,
-            )
+        yield self.one(a, b, lanes)
+        yield self.one(b, a, lanes)
+
+    def one(self, src: str, dst: str, lanes: int = 1) -> Link:
+        """The link from one end to the other, of `lanes` such cables."""
+        return Link(
+            src=src,
+            dst=dst,
+            bandwidth=self.bandwidth * lanes,
+            usable=self.usable * lanes,
+            latency_s=self.latency_s,
+            kind=self.kind,
+            source=self.source,
+        )
 
 
 _NO_CABLE = Cable(bandwidth=1.0, usable=1.0, latency_s=0.0, kind="pcie", source="")
@@ -107,7 +111,7 @@ def _read_cable(fields: Fields | None, kind: LinkKind, kinds: Sequence[LinkKind]
     if kinds is not None and stated not in kinds:
         fields.note("kind", f"{stated} cannot serve here: {kind_advice(kinds)}")
     bandwidth, usable = fields.quantity("bandwidth", BYTES_PER_S), fields.quantity("usable", BYTES_PER_S)
-    if usable > bandwidth:
+    if usable > bandwidth and not fields.wrong("bandwidth", "usable"):
         fields.note("usable", f"{fields.raw('usable')!r} is above the bandwidth {fields.raw('bandwidth')!r}")
     latency = fields.quantity("latency", SECONDS)
     source = fields.source("bandwidth", "usable", "latency")
@@ -124,6 +128,8 @@ def read_link(fields: Fields) -> Link:
 
 def _without(fields: Fields, *keys: str) -> Fields:
     """The same table without some keys."""
+    if fields.wrong():
+        return fields
     return Fields({key: fields.raw(key) for key in fields if key not in keys}, fields.path, fields.problems)
 
 
@@ -155,8 +161,11 @@ def _chosen_nics(fields: Fields, gpus: int, nics: int) -> tuple[tuple[str, ...],
     if not fields.has("gpu_nics"):
         return None
     rows = fields.values("gpu_nics")
+    if fields.wrong("gpus", "nics", "gpu_nics"):
+        return None
     if len(rows) != gpus:
         fields.note("gpu_nics", f"has {len(rows)} entries for {gpus} GPUs: give one list of NIC numbers a GPU")
+        return None
     for index, row in enumerate(rows):
         if not isinstance(row, list) or not row or not all(isinstance(n, int) and 0 <= n < nics for n in row):
             fields.note(f"gpu_nics[{index}]", f"{row!r} is not a list of NIC numbers 0 .. {nics - 1}")
@@ -167,8 +176,10 @@ def _chosen_nics(fields: Fields, gpus: int, nics: int) -> tuple[tuple[str, ...],
 def _nvlinks(fields: Fields, gpus: int) -> Iterator[Link]:
     shape = fields.choice("nvlink_topology", ("none", "switch", "domain", "mesh"), "none")
     if shape == "none":
-        if fields.has("nvlink"):
+        if fields.has("nvlink") and not fields.wrong("nvlink_topology"):
             fields.note("nvlink_topology", "is missing: give switch, domain or mesh beside nvlink")
+        if fields.wrong("nvlink_topology"):
+            fields.has("nvlink_pairs")
         return
     cable = read_cable(read_part(fields, "nvlink", "link"), "nvlink")
     if shape == "mesh":
@@ -188,6 +199,8 @@ def _mesh_pairs(fields: Fields, gpus: int) -> Iterator[tuple[int, int, int]]:
             fields.note(where, f"{pair!r} is not [gpu, gpu, number of NVLinks between them]")
             continue
         a, b, lanes = pair
+        if fields.wrong("gpus"):
+            continue
         if not (0 <= a < gpus and 0 <= b < gpus and a != b and 1 <= lanes <= 64):
             fields.note(where, f"{pair!r} does not join two of the GPUs 0 .. {gpus - 1} by 1 to 64 NVLinks")
         elif frozenset((a, b)) in seen:

@@ -35,13 +35,14 @@ def _cluster(spec: ClusterSpec) -> Iterator[str]:
 
 def _kinds(spec: ClusterSpec) -> Iterator[str]:
     for kind in {id(group.node): group.node for group in spec.groups}.values():
+        if not kind.gpus:
+            yield f"node {kind.name!r}: has no GPUs"
+            continue
         for problem in [*_devices(kind, spec.nodes_per_domain), *_nic_choice(kind), *_links(kind)]:
             yield f"node {kind.name!r}: {problem}"
 
 
 def _devices(kind: NodeSpec, nodes_per_domain: int) -> Iterator[str]:
-    if not kind.gpus:
-        yield "has no GPUs"
     if not (math.isfinite(kind.host_memory_bytes) and kind.host_memory_bytes >= 0):
         yield f"host_memory: {kind.host_memory_bytes} is not a size"
     named = {int(name[3:]) for name in kind.devices if name.startswith("gpu") and _DEVICE.fullmatch(name)}

@@ -18,6 +18,9 @@ __all__ = ["Testbed"]
 
 _ENDINGS = (signal.SIGTERM, signal.SIGHUP)
 _PINNED = False
+# Measured with 4 gloo ranks in 2 x 2 on 2 cores that others used too, 5 turns each: the kernel places ranks better. An
+# all_to_all of 8 MiB had medians of 135-144 ms free and 158-200 ms pinned (bytes over rate: 135), an all_reduce of
+# 4 KiB 8-15 and 11-36 ms; nothing was steadier pinned.
 
 
 class Testbed:

@@ -98,7 +98,7 @@ def _node(ranks: int, world: int, link: BedLink, probe: Probe, source: str) -> d
     cores = _cores() * ranks / world
     share = min(1.0, cores / ranks)  # what was measured of a rank is its share; the file gives whole cores
     memory, cable = probe.memory_bytes_per_s * ranks, {"latency": "0.1 us", "source": source}
-    hop_s, across_s = probe.loopback_latency_s / 2, max(0.0, probe.link_latency_s - probe.loopback_latency_s) / 2
+    hop_s, across_s = probe.loopback_latency_s, probe.link_latency_s / 2
     usable = min(link.rate_bytes_per_s, median(probe.link_bytes_per_s or (link.payload_bytes_per_s,)))
     return {
         "cpu": {

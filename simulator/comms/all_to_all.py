@@ -69,7 +69,7 @@ def pairwise_all(template: Template, traffic: Sequence[PairBytes]) -> PairwiseDr
     seconds = nbytes / members.cluster.link_bandwidth[pairs.links]
     remote = (matrices > 0) & template.remote
     peers = np.maximum(remote.sum(axis=1), remote.sum(axis=2)).max(axis=1)
-    network = members.cluster.link_kind[pairs.links] == "network"
+    network = members.cluster.is_kind("network")[pairs.links]
     nic_s = seconds[:, network].max(axis=1, initial=0.0)
     bound_s = seconds.max(axis=1, initial=0.0)
     return PairwiseDrafts(

@@ -79,7 +79,7 @@ class Loads:
 
     def only(self, kind: str) -> Loads:
         """The part on links of a kind."""
-        chosen = self.cluster.link_kind[self.links] == kind
+        chosen = self.cluster.is_kind(kind)[self.links]
         return Loads(self.cluster, self.links[chosen], self.nbytes[chosen])
 
     def stretch(self, kind: str, share: float) -> FloatArray:
@@ -89,7 +89,7 @@ class Loads:
         """
         usable, nominal = self.cluster.link_usable[self.links], self.cluster.link_bandwidth[self.links]
         reached = np.minimum(usable, share * nominal)
-        return np.where(self.cluster.link_kind[self.links] == kind, usable / reached, 1.0)
+        return np.where(self.cluster.is_kind(kind)[self.links], usable / reached, 1.0)
 
     @property
     def transfer_s(self) -> float:

@@ -31,10 +31,16 @@ class Members:
         self.cluster = cluster
         self.ranks = np.asarray(ranks, dtype=np.int64)
         domains = cluster.domain_of[self.ranks]
-        order = np.argsort(domains, kind="stable")
-        _, starts = np.unique(domains[order], return_index=True)
-        nodes = sorted(np.split(order, starts[1:]), key=lambda node: node[0])
-        self.nodes: tuple[IntArray, ...] = tuple(np.sort(self.ranks[node]) for node in nodes)
+        _, first, domain = np.unique(domains, return_index=True, return_inverse=True)
+        node = np.argsort(np.argsort(first))[domain]  # numbered in the order of their first members
+        self._sorted = self.ranks[np.lexsort((self.ranks, node))]
+        self._sizes = np.bincount(node, minlength=len(first))
+        self._starts = np.cumsum(self._sizes) - self._sizes
+
+    @cached_property
+    def nodes(self) -> tuple[IntArray, ...]:
+        """The ranks of each node."""
+        return tuple(np.split(self._sorted, self._starts[1:]))
 
     @property
     def size(self) -> int:
@@ -44,47 +50,62 @@ class Members:
     @property
     def largest(self) -> int:
         """Ranks of the group in the node that has most of them."""
-        return max(len(node) for node in self.nodes)
+        return int(self._sizes.max())
 
     def between(self, a: IntArray, b: IntArray) -> Flows:
-        """One byte from node a to node b, spread evenly over their members' NICs."""
-        lanes = np.arange(max(len(a), len(b)))
-        return Flows(a[lanes % len(a)], b[lanes % len(b)], np.full(len(lanes), 1.0 / len(lanes)))
+        """One byte from each node a[i] to node b[i], spread evenly over their members' NICs."""
+        lanes = np.maximum(self._sizes[a], self._sizes[b])
+        pair = np.repeat(np.arange(len(a)), lanes)
+        lane = np.arange(len(pair)) - np.repeat(np.cumsum(lanes) - lanes, lanes)
+        src, dst = (self._sorted[self._starts[n] + lane % self._sizes[n]] for n in (a[pair], b[pair]))
+        return Flows(src, dst, 1.0 / lanes[pair])
 
-    def within(self, node: IntArray) -> Flows:
-        """One byte out of and into every member of a node: to the next one behind a switch, over all direct links
-        in proportion to their bandwidth where GPUs are linked pairwise."""
-        if len(node) < 2:
-            return Flows.join()
-        return self._mesh(node) or Flows(node, np.roll(node, -1), np.ones(len(node)))
+    @cached_property
+    def _within(self) -> Flows:
+        """One byte out of and into every member, inside its node: to the next one behind a switch, over all direct
+        links in proportion to their bandwidth where GPUs are linked pairwise. Members by their place in `_sorted`."""
+        known: dict[bytes, Flows] = {}
+        alike, local, at = self.cluster.alike, self.cluster.local_rank, self.cluster.node_of
+        parts = []
+        for node, start in zip(self.nodes, self._starts.tolist(), strict=True):
+            if len(node) > 1:
+                key = np.concatenate([alike[at[node]], local[node], at[node] - at[node[0]]]).tobytes()
+                flows = known.get(key) or known.setdefault(key, self._chain(node))
+                parts.append(Flows(start + flows.src, start + flows.dst, flows.nbytes))
+        return Flows.join(*parts)
+
+    def _chain(self, node: IntArray) -> Flows:
+        """The flows of one node, members by their place in it."""
+        places = np.arange(len(node))
+        return self._mesh(node) or Flows(places, np.roll(places, -1), np.ones(len(node)))
 
     def _mesh(self, node: IntArray) -> Flows | None:
         cluster = self.cluster
         if len(cluster.path(int(node[0]), int(node[1]))) > 1 and self.in_switch:
             return None
-        src, dst = (np.ravel(grid) for grid in np.meshgrid(node, node, indexing="ij"))
+        src, dst = (np.ravel(grid) for grid in np.indices((len(node), len(node))))
         src, dst = src[src != dst], dst[src != dst]
-        paths = [cluster.path(int(s), int(d)) for s, d in zip(src, dst, strict=True)]
+        paths = [cluster.path(int(node[s]), int(node[d])) for s, d in zip(src, dst, strict=True)]
         width = np.array([cluster.link_bandwidth[path[0]] if len(path) == 1 else 0.0 for path in paths])
-        total = np.bincount(src, width, int(src.max()) + 1)
+        total = np.bincount(src, width, len(node))
         direct = width > 0
-        if not (total[node] > 0).all():
+        if not (total > 0).all():
             return None
         return Flows(src[direct], dst[direct], width[direct] / total[src[direct]])
 
     @property
     def ring_hops(self) -> Flows:
         """One byte over every hop between nodes of NCCL's rings, node after node in rank order and back."""
-        return self._hops(self.nodes)
+        return self._hops(np.arange(len(self._sizes)))
 
-    def _hops(self, nodes: tuple[IntArray, ...]) -> Flows:
-        following = nodes[1:] + nodes[:1]
-        return Flows.join(*(self.between(a, b) for a, b in zip(nodes, following, strict=True)))
+    def _hops(self, nodes: IntArray) -> Flows:
+        return self.between(nodes, np.roll(nodes, -1))
 
     @cached_property
     def inside(self) -> Loads:
         """One byte out of and into every member, inside its node."""
-        return Loads.of(self.cluster, Flows.join(*(self.within(node) for node in self.nodes)))
+        flows = self._within
+        return Loads.of(self.cluster, Flows(self._sorted[flows.src], self._sorted[flows.dst], flows.nbytes))
 
     @cached_property
     def ring(self) -> Loads:
@@ -92,8 +113,10 @@ class Members:
         one NIC, one channel for each member, so that all NICs of a node share the traffic."""
         if len(self.nodes) == 1:
             return self.inside
-        chains = Flows.join(*(self.within(node).times(1 - 1 / len(node)) for node in self.nodes))
-        return Loads.of(self.cluster, Flows.join(self.ring_hops, chains))
+        flows, size = self._within, np.repeat(self._sizes, self._sizes)
+        chains = flows.nbytes * (1 - 1 / size[flows.src])
+        inside = Flows(self._sorted[flows.src], self._sorted[flows.dst], chains)
+        return Loads.of(self.cluster, Flows.join(self.ring_hops, inside))
 
     @cached_property
     def across(self) -> Loads:
@@ -103,10 +126,10 @@ class Members:
     @cached_property
     def tree(self) -> Loads:
         """What one byte of buffer sends between nodes in NCCL's double binary tree: half up and half down in each."""
-        edges = [*_tree_edges(len(self.nodes)), *_mirrored_edges(len(self.nodes))]
-        pairs = [pair for child, parent in edges for pair in ((child, parent), (parent, child))]
-        flows = [self.between(self.nodes[a], self.nodes[b]).times(0.5) for a, b in pairs]
-        return Loads.of(self.cluster, Flows.join(*flows))
+        edges = np.array([*_tree_edges(len(self.nodes)), *_mirrored_edges(len(self.nodes))], dtype=np.int64)
+        child, parent = edges.reshape(-1, 2).T
+        flows = self.between(np.concatenate([child, parent]), np.concatenate([parent, child]))
+        return Loads.of(self.cluster, flows.times(0.5))
 
     @cached_property
     def in_switch(self) -> bool:
@@ -120,8 +143,7 @@ class Members:
         """The longest latency of the links between neighbouring nodes, in seconds, whatever the order of the group."""
         if len(self.nodes) == 1:
             return 0.0
-        nodes = sorted(self.nodes, key=lambda node: int(node[0]))
-        return longest_latency_s(self.cluster, self._hops(tuple(nodes)))
+        return longest_latency_s(self.cluster, self._hops(np.argsort(self._sorted[self._starts])))
 
     @cached_property
     def shape(self) -> Shape:
@@ -135,14 +157,14 @@ class Members:
             lanes=self._lanes(),
             port=1 / self.inside.transfer_s if len(inside) else inf,
             architecture=architecture,
-            nvlink=bool((cluster.link_kind[inside] == "nvlink").all()),
+            nvlink=bool(cluster.is_kind("nvlink")[inside].all()),
             in_switch=self.in_switch and architecture in tables()["nvls"]["efficiency"],
             post_s=machine_constant(cluster, "network_overhead_s"),
         )
 
     def _lanes(self) -> int:
         """NICs that carry the traffic of one node."""
-        network = self.cluster.link_kind[self.across.links] == "network"
+        network = self.cluster.is_kind("network")[self.across.links]
         return max(1, int(network.sum()) // (2 * len(self.nodes)))
 
     def network_latency_s(self, nic_s: float) -> float:

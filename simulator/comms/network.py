@@ -20,7 +20,7 @@ from simpy.events import NORMAL, EventPriority
 
 from foreshard.simulator.comms.coflows import Coflows
 from foreshard.simulator.comms.lowering import Bundle
-from foreshard.simulator.comms.maxmin import max_min_rates
+from foreshard.simulator.comms.maxmin import max_min_rates, numbered
 from foreshard.topologies.errors import InputError, NoRouteError
 
 __all__ = ["Network"]
@@ -167,24 +167,23 @@ class Network:
         self._solve_due = False
         self._coflows.tidy()
         before = len(self._coflows)
-        touched = self._disturbed
+        touched = np.zeros(self._components + 1, dtype=bool)  # the last is that of links nobody uses, -1
+        for components in self._disturbed:
+            touched[components] = True
         for new in self._started:
             self._coflows.add(new.keys, new.counts, new.links, new.taken, new.nbytes, new.floor_s, self.env.now)
-            touched.append(np.unique(self._component_of_link[new.links]))
+            touched[self._component_of_link[new.links]] = True
         self._started, self._disturbed = [], []
-        if touched:
-            components = np.unique(np.concatenate(touched))
-            affected = self._coflows["alive"] & np.isin(self._coflows["component"], components[components >= 0])
-            affected[before:] = True
+        affected = self._coflows["alive"] & touched[self._coflows["component"]]
+        affected[before:] = True
+        if affected.any():
             self._share(np.flatnonzero(affected))
         self._schedule_wake()
 
     def _share(self, slots: IntArray) -> None:
-        if not len(slots):
-            return
         owner, link, usage, _ = self._coflows.entries(slots)
         rates = max_min_rates(self.capacity, owner, link, usage, self._coflows["ceiling"][slots])
-        components = self._components + _connected(owner, link, len(slots))
+        components = self._components + _connected(owner, link, len(slots), len(self.capacity))
         self._components = int(components.max()) + 1
         self._component_of_link[link] = components[owner]
         self._coflows["component"][slots] = components
@@ -213,14 +212,14 @@ class Network:
         owner, link, _, per_unit = self._coflows.entries(done)
         np.add.at(self._finished_bytes, link, per_unit * self._coflows["size"][done][owner])
         self._component_of_link[link] = -1
-        self._disturbed.append(np.unique(self._coflows["component"][done]))
+        self._disturbed.append(self._coflows["component"][done])
 
 
-def _connected(coflow: IntArray, link: IntArray, coflows: int) -> IntArray:
-    """Label of the connected component of every coflow, [coflows]."""
+def _connected(coflow: IntArray, link: IntArray, coflows: int, links: int) -> IntArray:
+    """Label of the connected component of every coflow, [coflows]; `link` are numbers below `links`."""
     if coflows == 1:
         return np.zeros(1, dtype=np.int64)
-    used, link = np.unique(link, return_inverse=True)
+    used, link = numbered(link, links)
     if len(used) == len(link):  # no link is anybody else's
         return np.arange(coflows)
     nodes = coflows + len(used)

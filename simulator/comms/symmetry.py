@@ -110,7 +110,6 @@ class _Seating:
         links = np.repeat([len(group.node.links) for group in spec.groups], [group.nodes for group in spec.groups])
         self.cluster = cluster
         self.first_link = np.cumsum(links) - links
-        self.kind = _node_kinds(cluster, self.first_link, links)
         self.uplinks = len(cluster.link_usable) > int(links.sum())
         self.templates: dict[bytes, tuple[Template, IntArray]] = {}
         self.known: WeakKeyDictionary[Groups, tuple[Seats, ...]] = WeakKeyDictionary()
@@ -131,7 +130,7 @@ class _Seating:
         node = self.cluster.node_of[ranks]
         first = _first_equal(node)
         domain = _dense_rank(self.cluster.domain_of[ranks])
-        rows = np.concatenate([self.kind[node], first, self.cluster.local_rank[ranks], domain], axis=1)
+        rows = np.concatenate([self.cluster.alike[node], first, self.cluster.local_rank[ranks], domain], axis=1)
         # Links between leaf switches belong to no node: a group that uses them is like no other.
         beyond = np.asarray((domain > 0).any(axis=1) & self.uplinks)
         alike: dict[bytes, list[int]] = defaultdict(list)
@@ -147,17 +146,6 @@ class _Seating:
             self.templates[key] = (Template(Members(self.cluster, ranks[0])), nodes[0])
         template, here = self.templates[key]
         return Seats(template, numbers, nodes, here, self.first_link)
-
-
-def _node_kinds(cluster: Cluster, first_link: IntArray, links: IntArray) -> IntArray:
-    """A number for each node, equal where all links are, [nodes]; a damaged link makes its node unlike the others."""
-    spec = cluster.spec
-    kinds = np.repeat([id(group.node) for group in spec.groups], [group.nodes for group in spec.groups])
-    damaged = np.flatnonzero(cluster.link_factor[: int(links.sum())] < 1)
-    for node in np.unique(np.searchsorted(first_link, damaged, side="right") - 1).tolist():
-        factors = cluster.link_factor[first_link[node] : first_link[node] + links[node]]
-        kinds[node] = hash((int(kinds[node]), factors.tobytes()))
-    return kinds
 
 
 def _first_equal(values: IntArray) -> IntArray:

@@ -85,6 +85,17 @@ def test_two_steps_post_to_their_own_node_first_and_then_to_one_rank_of_every_ot
     ]
 
 
+@pytest.mark.parametrize("steps", ["pairwise", "hierarchical"])
+def test_the_bound_is_what_must_leave_a_node_at_nominal_rate_whatever_the_steps(steps):
+    # 4 nodes of 8, one byte a pair: 24 bytes leave each GPU; on one node 7, over NVLink.
+    four = lowered(load_preset("p5.48xlarge", 4), PairBytes.dense(np.ones((32, 32))), steps)
+    assert four.bound_s == pytest.approx(24 / 50e9)
+    assert "->leaf0" in four.bottleneck or "leaf0->" in four.bottleneck
+    one = lowered(load_preset("p5.48xlarge", 1), PairBytes.dense(np.ones((8, 8))), steps)
+    assert one.bound_s == pytest.approx(7 / 450e9)
+    assert "nvswitch" in one.bottleneck
+
+
 def test_a_large_all_to_all_reaches_the_stated_shares_of_nvlink_and_of_nics():
     # Inside a node 0.728 of the nominal 450 GB/s, between nodes 0.881 of the nominal 50 GB/s.
     size = 2.0**44

@@ -53,16 +53,25 @@ def test_a_rank_uses_no_more_than_one_core_and_its_share_of_the_memory() -> None
 
 
 def test_ranks_of_a_node_talk_over_the_loopback_and_to_other_nodes_through_the_nic() -> None:
-    """Inside: out of one rank's socket, into another's, with half of a core each; across: also NIC and cable."""
+    """Inside: out of one rank's socket, over the node's loopback, into another's; across: over NIC and cable."""
     machine = cluster()
     inside = [machine.link(link) for link in machine.path(0, 1)]
     assert [(link.src, link.dst, link.kind) for link in inside] == [
         ("node0/gpu0", "node0/cpu0", "loopback"),
-        ("node0/cpu0", "node0/gpu1", "loopback"),
+        ("node0/cpu0", "node0/cpu1", "loopback"),
+        ("node0/cpu1", "node0/gpu1", "loopback"),
     ]
-    assert {link.usable for link in inside} == {1e9}
     across = [machine.link(link).kind for link in machine.path(0, 2)]
     assert across == ["loopback", "dram", "network", "network", "dram", "loopback"]
+
+
+@pytest.mark.parametrize(("ranks", "cores", "together"), [(4, 2, 4e9), (4, 8, 8e9), (2, 0.5, 1e9)])
+def test_a_rank_sends_with_one_core_and_all_of_them_with_the_cores_there_are(
+    ranks: int, cores: float, together: float
+) -> None:
+    """2 GB/s a core: no more for one rank, and for all together as many cores as there are ranks for."""
+    machine = cluster(ranks=ranks, cores=cores)
+    assert [machine.link(link).usable for link in machine.path(0, 1)] == [2e9, together, 2e9]
 
 
 def test_ranks_on_cpus_use_gloo() -> None:
