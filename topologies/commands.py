@@ -19,7 +19,7 @@ from foreshard.topologies.output import check_writable, replaced
 from foreshard.topologies.presets import load_preset, preset_names
 from foreshard.topologies.summary import describe, describe_text
 
-__all__ = ["COMMANDS", "cluster", "import_topology", "open_cluster"]
+__all__ = ["COMMANDS", "cluster", "degrade_factors", "degrade_option", "import_topology", "open_cluster"]
 
 
 def open_cluster(name: str, nodes: int | None = None, degrade: dict[str, float] | None = None) -> Cluster:
@@ -34,30 +34,34 @@ def open_cluster(name: str, nodes: int | None = None, degrade: dict[str, float] 
     raise InputError(f"{name!r} is neither a machine nor a file; {near(name, preset_names())}")
 
 
-@click.command()
-@click.argument("name_or_file")
-@click.option("--nodes", type=click.IntRange(1, 1 << 20), help="Number of nodes (a machine: 1; a file: what it says).")
-@click.option(
+degrade_option = click.option(
     "--degrade",
     "damage",
     multiple=True,
     metavar="LINKS=FACTOR",
     help="What is left of links whose names match, 0 for missing: 'node0/nic3<->leaf*=0.5'.",
 )
+
+
+@click.command()
+@click.argument("name_or_file")
+@click.option("--nodes", type=click.IntRange(1, 1 << 20), help="Number of nodes (a machine: 1; a file: what it says).")
+@degrade_option
 @click.option("--json", "as_json", is_flag=True, help="Print JSON (bytes, bytes per second, seconds).")
 @click.option("--plot", type=click.Path(path_type=Path), help="Draw one or two nodes and the fabric into this PNG.")
 def cluster(name_or_file: str, nodes: int | None, damage: tuple[str, ...], as_json: bool, plot: Path | None) -> None:
     """Show what a machine or cluster file resolves to: links, bandwidths, constants and where they are from."""
     if plot is not None:
         check_writable(plot)
-    found = open_cluster(name_or_file, nodes, _factors(damage))
+    found = open_cluster(name_or_file, nodes, degrade_factors(damage))
     click.echo(json.dumps(describe(found), indent=2) if as_json else describe_text(found))
     if plot is not None:
         save_drawing(found, plot)
         click.echo(f"drawing written to {plot}", err=True)
 
 
-def _factors(damage: tuple[str, ...]) -> dict[str, float]:
+def degrade_factors(damage: tuple[str, ...]) -> dict[str, float]:
+    """Return factors by pattern of what `degrade_option` collected; raises InputError with every one that is wrong."""
     factors, problems = {}, []
     for text in damage:
         pattern, _, factor = text.rpartition("=")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import fnmatch
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -45,6 +45,11 @@ class Naming:
         for link in range(self.at.node_links + self.cabling.links):
             yield "->".join(self.ends(link))
 
+    def find(self, pattern: str, names: Sequence[str] | None = None) -> list[int]:
+        """Numbers of the links whose names match a pattern; `names` are those of all links if they are at hand."""
+        matcher = re.compile("|".join(fnmatch.translate(one) for one in _directions(pattern)))
+        return [number for number, name in enumerate(names or self.all()) if matcher.match(name)]
+
 
 def _directions(pattern: str) -> tuple[str, ...]:
     """A pattern with `<->` means both directions."""
@@ -64,8 +69,7 @@ def damage_of(naming: Naming, degrade: Mapping[str, float], problems: list[str])
         if not 0.0 <= factor <= 1.0:
             problems.append(f"{where}: {factor} is not a factor from 0 (missing) to 1 (whole)")
             continue
-        matcher = re.compile("|".join(fnmatch.translate(one) for one in _directions(pattern)))
-        found = [number for number, name in enumerate(names) if matcher.match(name)]
+        found = naming.find(pattern, names)
         if not found:
             # The names of all nodes are alike, so the first ones serve as examples; near() takes patterns for words.
             word = re.sub(r"[*?\[\]]", "", pattern.replace("<->", "->")).strip("/")

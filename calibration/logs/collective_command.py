@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, get_args
 
@@ -12,10 +13,11 @@ from tabulate import tabulate
 from foreshard.calibration.logs.log_comparison import compare_log
 from foreshard.calibration.logs.nccl_tests import read_nccl_log
 from foreshard.simulator.comms.collectives import ASSUMPTIONS, AllToAll
+from foreshard.simulator.comms.damage import CollectiveDamage, damage_of_collective
 from foreshard.simulator.comms.reach import beyond_measurement, extrapolated_s
 from foreshard.simulator.comms.single import NCCL_TESTS, CollectiveResult, ranks_of, run_one
 from foreshard.topologies.cluster import Cluster
-from foreshard.topologies.commands import open_cluster
+from foreshard.topologies.commands import degrade_factors, degrade_option, open_cluster
 from foreshard.topologies.errors import InputError, UnitError
 from foreshard.topologies.units import BYTES, format_bytes, parse_quantity
 
@@ -25,6 +27,7 @@ __all__ = ["collective", "parse_sizes"]
 @click.command()
 @click.option("--cluster", "machine", required=True, metavar="NAME|FILE", help="A shipped machine or a cluster file.")
 @click.option("--nodes", type=click.IntRange(1, 1 << 20), help="Number of nodes (a machine: 1; a file: what it says).")
+@degrade_option
 @click.option("--kind", type=click.Choice(NCCL_TESTS), required=True, help="Which collective.")
 @click.option("--bytes", "sizes", metavar="SIZES", help="Sizes as nccl-tests counts them, such as 32MiB,1GiB.")
 @click.option(
@@ -37,6 +40,7 @@ __all__ = ["collective", "parse_sizes"]
 def collective(
     machine: str,
     nodes: int | None,
+    damage: tuple[str, ...],
     kind: Any,
     sizes: str | None,
     steps: Any,
@@ -49,14 +53,15 @@ def collective(
     With --compare, the sizes are those of the log unless --bytes gives its own.
     """
     _check_options(kind, sizes, steps, log)
-    cluster, steps = open_cluster(machine, nodes), steps or "pairwise"
+    cluster, steps = open_cluster(machine, nodes, degrade_factors(damage)), steps or "pairwise"
     _check_ranks(cluster, per_node)
     rows: list[dict[str, Any]] = []
     texts: list[str] = []
     if sizes is not None:
         results = [run_one(cluster, kind, size, steps, per_node) for size in _fitting(cluster, parse_sizes(sizes))]
-        rows += [_row(cluster, result) for result in results]
-        texts.append(_table(cluster, results))
+        harm = list(damage_of_collective(cluster, results, steps, per_node))
+        rows += [_row(cluster, result, harm) for result in results]
+        texts.append("\n".join([_table(cluster, results), *(f"damaged: {each.sentence()}" for each in harm)]))
     if log is not None:
         compared = compare_log(read_nccl_log(log), cluster, kind, steps, per_node)
         rows += compared.to_rows()
@@ -127,7 +132,7 @@ def _advice(part: str) -> str:
     return ""
 
 
-def _row(cluster: Cluster, result: CollectiveResult) -> dict[str, Any]:
+def _row(cluster: Cluster, result: CollectiveResult, damage: list[CollectiveDamage]) -> dict[str, Any]:
     return {
         "bytes": result.nbytes,
         "time_s": result.time_s,
@@ -139,6 +144,7 @@ def _row(cluster: Cluster, result: CollectiveResult) -> dict[str, Any]:
         "bottleneck": result.bottleneck,
         "remote_peers": result.peers,
         "extrapolated_s": extrapolated_s(cluster, result.peers),
+        "damage": [asdict(each) for each in damage if each.nbytes == result.nbytes],
     }
 
 

@@ -41,6 +41,7 @@ Document = dict[str, Any]
 
 _LIST_ENTRY = re.compile(r"^[ \t]*\[\[", re.MULTILINE)
 _WORD = re.compile(r"[\w.:/*?~@ +-]+\Z")
+_DAMAGE = "cluster.degrade."
 
 
 def read_toml(path: Path, *, kind: str = "scenario") -> Document:
@@ -158,7 +159,8 @@ def _is_control(char: str) -> bool:
 def parse_override(assignment: str) -> tuple[tuple[str, ...], Any]:
     """Return the path and the value of "key.key=value".
 
-    The key is a dotted TOML key, the value a TOML value; a word needs no quotes. Raises InputError.
+    The key is a dotted TOML key, the value a TOML value; a word needs no quotes, nor do the links that follow
+    "cluster.degrade.". Raises InputError.
     """
     if "=" not in assignment:
         raise InputError(f"{shown(assignment)} has no '=' in it: write key=value, as in layout.sharding_group_size=8")
@@ -169,6 +171,10 @@ def parse_override(assignment: str) -> tuple[tuple[str, ...], Any]:
         except (tomllib.TOMLDecodeError, RecursionError):
             continue
         return path, _override_value(path, text)
+    if assignment.strip().startswith(_DAMAGE):  # names of links have characters that TOML wants quoted
+        pattern, _, text = assignment.strip().removeprefix(_DAMAGE).rpartition("=")
+        path = (*_DAMAGE.rstrip(".").split("."), pattern.strip())
+        return path, _override_value(path, text.strip())
     raise InputError(f"{shown(assignment.partition('=')[0].strip())} is not a dotted key such as cluster.nodes")
 
 

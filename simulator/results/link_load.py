@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
-from foreshard.simulator.comms.collectives import Lowered, lower
-from foreshard.simulator.job.program import Compute, StepProgram
+from foreshard.simulator.comms.collectives import lower
+from foreshard.simulator.job.program import Collective, Compute, StepProgram
 from foreshard.simulator.job.trace import StepTrace
 from foreshard.topologies.cluster import Cluster
+from foreshard.topologies.machine import LinkKind
 
 __all__ = ["LinkLoads", "Transfer"]
 
@@ -34,6 +36,20 @@ class Transfer:
     nbytes: float
 
 
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class _Moved:
+    """What groups of one operation (an index) move: start_s, end_s of groups[i], [n]; of each entry the place of its
+    group in these, its link and bytes, [entries]."""
+
+    op: int
+    groups: IntArray
+    start_s: FloatArray
+    end_s: FloatArray
+    owner: IntArray
+    link: IntArray
+    nbytes: FloatArray
+
+
 class LinkLoads:
     """All transfers of a step by link.
 
@@ -43,75 +59,126 @@ class LinkLoads:
 
     def __init__(self, trace: StepTrace, program: StepProgram, cluster: Cluster) -> None:
         self._cluster = cluster
-        self._ops: list[tuple[int, int]] = []  # (operation, group) of each transfer
-        self._times: list[tuple[float, float]] = []
-        links: list[IntArray] = []
-        sizes: list[FloatArray] = []
-        owner: list[IntArray] = []
-        for found, nbytes in self._collect(trace, program):
-            owner.append(np.full(len(found), len(links), dtype=np.int64))
-            links.append(found)
-            sizes.append(nbytes)
-        link = np.concatenate([np.zeros(0, dtype=np.int64), *links])
         self._link_count = len(cluster.link_usable)
-        order = np.argsort(link, kind="stable")
-        self._link = link[order]
-        self._nbytes = np.concatenate([np.zeros(0), *sizes])[order]
-        self._owner = np.concatenate([np.zeros(0, dtype=np.int64), *owner])[order]
+        moved = list(self._collect(trace, program))
+        counts = [len(each.groups) for each in moved]
+        before = np.cumsum([0, *counts])
+        self._op = np.repeat([each.op for each in moved], counts)
+        self._group, self._start_s, self._end_s = (
+            _joined([getattr(each, name) for each in moved]) for name in ("groups", "start_s", "end_s")
+        )
+        link = _joined([each.link for each in moved]).astype(np.int64)
+        owner = _joined([each.owner + first for each, first in zip(moved, before.tolist(), strict=False)])
+        order = np.lexsort((owner, link))
+        self._link, self._owner = link[order], owner[order].astype(np.int64)
+        self._nbytes = _joined([each.nbytes for each in moved])[order]
         self._first = np.searchsorted(self._link, np.arange(self._link_count + 1))
 
-    def _collect(self, trace: StepTrace, program: StepProgram) -> Iterator[tuple[IntArray, FloatArray]]:
-        """Links and bytes of each group of each collective and copy, its place in the step noted beside."""
+    def _collect(self, trace: StepTrace, program: StepProgram) -> Iterator[_Moved]:
+        """What each collective and each copy moves."""
         position = {op.name: index for index, op in enumerate(trace.ops)}
         for op in program.ops:
             if op.name not in position:
                 continue
-            index = position[op.name]
             if isinstance(op.work, Compute):
-                yield from self._copies(trace, index, op.work)
-                continue
-            for group, lowered in enumerate(lower(self._cluster, op.work)):
-                members = op.work.groups.members[group]
-                begun = trace.start_s[index, members] + trace.wait_s[index, members]
-                self._ops.append((index, group))
-                self._times.append((float(begun.max()), float(trace.end_s[index, members].max())))
-                yield _loads(lowered)
+                yield from self._copies(trace, position[op.name], op.work)
+            else:
+                yield self._groups(trace, position[op.name], op.work)
 
-    def _copies(self, trace: StepTrace, index: int, work: Compute) -> Iterator[tuple[IntArray, FloatArray]]:
-        """Links and bytes of each machine's copies from and to host memory."""
+    def _groups(self, trace: StepTrace, index: int, work: Collective) -> _Moved:
+        """What the groups of a collective move in all their phases together."""
+        every = np.arange(len(work.groups))
+        ranks, first = work.groups.ranks_of(every), np.cumsum(work.groups.sizes) - work.groups.sizes
+        phases = lower(self._cluster, work).phases
+        none = np.zeros(0, dtype=np.int64)
+        owner = np.concatenate([none, *(np.repeat(each.groups, np.diff(each.first)) for each in phases)])
+        link = np.concatenate([none, *(each.links for each in phases)])
+        nbytes = np.concatenate([none, *(each.nbytes for each in phases)]).astype(np.float64)
+        if len(phases) > 1:  # a link may be crossed in several
+            place, inverse = np.unique(owner * self._link_count + link, return_inverse=True)
+            owner, link = np.divmod(place, self._link_count)
+            nbytes = _summed(inverse, nbytes, len(place))
+        return _Moved(
+            op=index,
+            groups=every,
+            start_s=np.maximum.reduceat((trace.start_s[index] + trace.wait_s[index])[ranks], first),
+            end_s=np.maximum.reduceat(trace.end_s[index][ranks], first),
+            owner=owner,
+            link=link,
+            nbytes=nbytes,
+        )
+
+    def _copies(self, trace: StepTrace, index: int, work: Compute) -> Iterator[_Moved]:
+        """What each machine's ranks copy from and to host memory."""
         for copy in work.copies:
             ranks = np.flatnonzero(copy.nbytes)
-            nodes = self._cluster.node_of[ranks]
             loads = self._cluster.host_loads(ranks, copy.nbytes[ranks], copy.direction)
-            for number, node in enumerate(loads.nodes.tolist()):
-                members, at = ranks[nodes == node], slice(*loads.first[number : number + 2].tolist())
-                begun = trace.start_s[index, members]
-                self._ops.append((index, node))
-                self._times.append((float(begun.min()), float((begun + trace.copied_s[index, members]).max())))
-                yield loads.links[at], loads.nbytes[at]
+            copied = np.isin(self._cluster.node_of[ranks], loads.nodes)
+            place = np.searchsorted(loads.nodes, self._cluster.node_of[ranks[copied]])
+            start_s, end_s = np.full(len(loads.nodes), np.inf), np.zeros(len(loads.nodes))
+            begun = trace.start_s[index, ranks[copied]]
+            np.minimum.at(start_s, place, begun)
+            np.maximum.at(end_s, place, begun + trace.copied_s[index, ranks[copied]])
+            yield _Moved(
+                op=index,
+                groups=loads.nodes,
+                start_s=start_s,
+                end_s=end_s,
+                owner=np.repeat(np.arange(len(loads.nodes)), np.diff(loads.first)),
+                link=loads.links,
+                nbytes=loads.nbytes,
+            )
 
     @cached_property
     def nbytes(self) -> FloatArray:
         """Bytes each link carries in the step, [links]."""
         return _summed(self._link, self._nbytes, self._link_count)
 
+    def ops_over(self, link: int) -> dict[int, float]:
+        """Bytes that each operation (by its index) moves over one link."""
+        rows = slice(self._first[link], self._first[link + 1])
+        totals: dict[int, float] = {}
+        for op, nbytes in zip(self._op[self._owner[rows]].tolist(), self._nbytes[rows].tolist(), strict=True):
+            totals[op] = totals.get(op, 0.0) + nbytes
+        return totals
+
+    def ops_over_any(self, links: IntArray) -> IntArray:
+        """Indices of the operations that move bytes over any of these links, ascending."""
+        chosen = np.zeros(self._link_count, dtype=bool)
+        chosen[links] = True
+        found: IntArray = np.unique(self._op[self._owner[chosen[self._link]]])
+        return found
+
+    def narrowest(self, op: int) -> int:
+        """The link on which an operation's bytes take longest, by its index."""
+        rows = np.flatnonzero(self._op[self._owner] == op)
+        total = _summed(self._link[rows], self._nbytes[rows], self._link_count)
+        return int(np.argmax(self._seconds(total)))
+
+    def _seconds(self, nbytes: FloatArray) -> FloatArray:
+        """How long bytes by link keep each link busy, [links]."""
+        usable = self._cluster.link_usable
+        return np.divide(nbytes, usable, out=np.zeros(len(usable)), where=usable > 0)
+
     def transfers(self, link: int) -> tuple[Transfer, ...]:
         """The transfers over one link in order of their start."""
         rows = slice(self._first[link], self._first[link + 1])
-        found = []
-        for owner, nbytes in zip(self._owner[rows].tolist(), self._nbytes[rows].tolist(), strict=True):
-            (op, group), (start, end) = self._ops[owner], self._times[owner]
-            found.append(Transfer(op=op, group=group, start_s=start, end_s=end, nbytes=nbytes))
+        owner = self._owner[rows]
+        columns = (self._op[owner], self._group[owner], self._start_s[owner], self._end_s[owner], self._nbytes[rows])
+        found = [
+            Transfer(op=op, group=group, start_s=start_s, end_s=end_s, nbytes=nbytes)
+            for op, group, start_s, end_s, nbytes in zip(*(column.tolist() for column in columns), strict=True)
+        ]
         return tuple(sorted(found, key=lambda transfer: (transfer.start_s, transfer.op, transfer.group)))
 
     def busiest(self) -> tuple[int, ...]:
         """The link of each kind that is busy for longest with its bytes, the longest first."""
-        usable = self._cluster.link_usable
-        seconds = np.divide(self.nbytes, usable, out=np.zeros(len(usable)), where=usable > 0)
+        seconds = self._seconds(self.nbytes)
         best = []
-        for kind in np.unique(self._cluster.link_kind):
-            of_kind = np.flatnonzero(self._cluster.link_kind == kind)
-            best.append(int(of_kind[np.argmax(seconds[of_kind])]))
+        for kind in sorted(get_args(LinkKind)):
+            of_kind = np.flatnonzero(self._cluster.is_kind(kind))
+            if len(of_kind):
+                best.append(int(of_kind[np.argmax(seconds[of_kind])]))
         return tuple(sorted((link for link in best if seconds[link] > 0), key=lambda link: (-seconds[link], link)))
 
     def of_rank(self, rank: int) -> tuple[int, ...]:
@@ -131,12 +198,8 @@ class LinkLoads:
         return [int(peers[np.searchsorted(peers, rank) % len(peers)]) for peers in (near, far) if len(peers)]
 
 
-def _loads(lowered: Lowered) -> tuple[IntArray, FloatArray]:
-    """Links of all phases of one group, each once, and the bytes over them."""
-    links = np.concatenate([np.zeros(0, dtype=np.int64), *(phase.links for phase in lowered.phases)])
-    nbytes = np.concatenate([np.zeros(0), *(phase.nbytes for phase in lowered.phases)])
-    unique, inverse = np.unique(links, return_inverse=True)
-    return unique, _summed(inverse, nbytes, len(unique))
+def _joined(parts: Sequence[NDArray[Any]]) -> NDArray[Any]:
+    return np.concatenate(parts) if parts else np.zeros(0)
 
 
 def _summed(index: IntArray, nbytes: FloatArray, length: int) -> FloatArray:

@@ -19,6 +19,8 @@ from foreshard.simulator.job.trace import StepTrace
 from foreshard.simulator.lookups.skew import counted_hot_owners, hot_owners
 from foreshard.simulator.results.advice import Advice, memory_advice
 from foreshard.simulator.results.assumptions import assumptions_of, foreshard_version
+from foreshard.simulator.results.busy_links import BusyLink, busy_links
+from foreshard.simulator.results.damage import Damage, damage_of_step
 from foreshard.simulator.results.exposure import Breakdown, breakdown, slowest_rank
 from foreshard.simulator.results.planner_comparison import PlannerComparison, compare_with_planner
 from foreshard.simulator.results.profile_use import ProfileUse, profile_use, stage_intervals
@@ -100,6 +102,8 @@ class Report:
     breakdown: Breakdown
     host_s: float
     collectives: tuple[CollectiveRow, ...]
+    links: tuple[BusyLink, ...] = ()
+    damage: tuple[Damage, ...] = ()
     imbalance: tuple[Imbalance, ...] = ()
     hot_tables: tuple[HotTable, ...] = ()
     memory: Memory | None = None
@@ -142,6 +146,8 @@ class Report:
             "host_bound": self.host_bound,
             "all_to_all_s": self.all_to_all_s,
             "collectives": [row.to_dict() for row in self.collectives],
+            "links": [link.to_dict() for link in self.links],
+            "damage": [item.to_dict() for item in self.damage],
             "imbalance": [{**asdict(item), "factor": item.factor} for item in self.imbalance],
             "hot_tables": [asdict(item) for item in self.hot_tables],
             "memory": self.memory and self.memory.to_dict(),
@@ -188,6 +194,8 @@ def report(source: Prediction | StepTrace, *, planner: bool = False, what_if: bo
         breakdown=parts,
         host_s=source.trace.host_s,
         collectives=rows,
+        links=busy_links(source) if what_if else (),
+        damage=damage_of_step(source) if what_if else (),
         imbalance=imbalance(source.demand, source.trace, memory.per_rank_bytes),
         hot_tables=_hot_tables(source),
         memory=memory,

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, cast
 
 from tabulate import tabulate
 
+from foreshard.simulator.results.link_text import busy_section, damage_section
 from foreshard.simulator.results.profile_text import NOT_CALIBRATED, coverage_words, profile_section
 from foreshard.simulator.results.section import Section
 from foreshard.simulator.step.memory import ITEMS
@@ -46,6 +47,10 @@ def html_report(report: Report) -> str:
 def sections(report: Report) -> list[Section]:
     """Return the parts of a report in reading order."""
     found = [_summary(report), _stages(report), _collectives(report.collectives)]
+    if report.links:
+        found.append(busy_section(report.links, report.breakdown.step_time_s))
+    if report.damage:
+        found.append(damage_section(report.damage))
     if report.sync is not None:
         found.append(_sync(report))
     if report.imbalance:

@@ -100,6 +100,14 @@ class Prediction:
         self.costs = _costs(self.cluster, cost_constants(constants), self.profile)
         self.measured = MeasuredCollectives(self.profile) if self.profile is not None else None
 
+    def on(self, cluster: Cluster) -> Prediction:
+        """The same scenario on a machine whose nodes and ranks are those of its own, but perhaps not its links."""
+        other = Prediction(self.scenario, cluster, self.profile)
+        for name in ("plans", "demand"):  # neither asks for a link
+            if name in self.__dict__:
+                other.__dict__[name] = self.__dict__[name]
+        return other
+
     @property
     def local_group_size(self) -> int:
         """Ranks of a sharding group that share a node; of the first group where groups differ in size."""
