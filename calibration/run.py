@@ -17,23 +17,33 @@ import click
 from foreshard.calibration.launch.clocks import CommonClock
 from foreshard.calibration.launch.gathering import common_offset, gather_times
 from foreshard.calibration.launch.launcher import need_torch
-from foreshard.calibration.launch.measured import measured_run
+from foreshard.calibration.launch.measured import MeasuredRun, measured_run
 from foreshard.calibration.launch.recorder import Recorder
 from foreshard.calibration.launch.run_order import RunOrder, run_options
 from foreshard.calibration.launch.run_report import RunReport
 from foreshard.calibration.launch.session import Limits, Session
 from foreshard.calibration.launch.terms import terms_of
-from foreshard.calibration.launch.timers import CudaTimer, HostTimer, Timer
+from foreshard.calibration.launch.timers import timer_of
 from foreshard.calibration.launch.world import World
 from foreshard.calibration.runner.interpreter import StepRunner, run_program
 from foreshard.calibration.runner.memory import check_memory
 from foreshard.calibration.runner.stand_in import stand_in
 from foreshard.simulator.files.reading import read_scenario
+from foreshard.simulator.job.program import StepProgram
 from foreshard.simulator.job.scenario import Scenario
 from foreshard.simulator.step.prediction import Prediction
 from foreshard.topologies.errors import ForeshardError, InputError
 
-__all__ = ["main", "run_rank"]
+__all__ = ["Trained", "main", "measure_training", "run_rank"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Trained:
+    """What was measured while `program` was trained, and rank 0's loss in every step, warm-up included."""
+
+    program: StepProgram
+    run: MeasuredRun
+    losses: tuple[float, ...]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -97,42 +107,47 @@ def _shrunk(scenario: Scenario, rows: int | None) -> tuple[Scenario, list[str]]:
 
 def _train(session: Session, job: _Job, order: RunOrder) -> RunReport | None:
     """Train; what was measured on rank 0, None on others."""
-    program = run_program(job.prediction)
-    warmup = max(order.warmup, program.warmup_steps)
     world = session.world()
-    recorder = Recorder(program, world.rank, _timer(world), session.progress)
-    session.progress.phase("building tables")
-    runner = StepRunner(job.prediction, world, recorder)
-    session.progress.phase("comparing clocks", talking=True)
-    before = common_offset(world)
-    result = runner.run(order.steps, warmup)
-    session.progress.phase("gathering what was recorded", talking=True)
-    times = gather_times(world, recorder.times(), CommonClock(before, common_offset(world)))
+    trained = measure_training(session, world, job.prediction, order.steps, order.warmup)
     elsewhere = _other_nodes(world, job)
-    if times is None:
+    if trained is None:
         return None
-    interval = job.prediction.scenario.layout.sync_interval
     return RunReport(
         prediction=job.prediction,
-        program=program,
-        run=measured_run(program, times, warmup=warmup, backend=world.backend, sync_interval=interval),
+        program=trained.program,
+        run=trained.run,
         backend=world.backend,
-        losses=result.losses,
+        losses=trained.losses,
         notes=(*job.notes, *elsewhere),
         compared=job.compared and not elsewhere,
     )
 
 
-def _timer(world: World) -> Timer:
-    return CudaTimer(world.device) if world.device.type == "cuda" else HostTimer()
+def measure_training(session: Session, world: World, prediction: Prediction, steps: int, warmup: int) -> Trained | None:
+    """Train `steps` steps after a warm-up that fills the pipeline; what was measured on rank 0, None on others.
+
+    All ranks of the session call it together.
+    """
+    program = run_program(prediction)
+    warmup = max(warmup, program.warmup_steps)
+    recorder = Recorder(program, world.rank, timer_of(world.device), session.progress)
+    session.progress.phase("building tables")
+    runner = StepRunner(prediction, world, recorder)
+    session.progress.phase("comparing clocks", talking=True)
+    before = common_offset(world)
+    result = runner.run(steps, warmup)
+    session.progress.phase("gathering what was recorded", talking=True)
+    times = gather_times(world, recorder.times(), CommonClock(before, common_offset(world)))
+    if times is None:
+        return None
+    interval = prediction.scenario.layout.sync_interval
+    run = measured_run(program, times, warmup=warmup, backend=world.backend, sync_interval=interval)
+    return Trained(program=program, run=run, losses=result.losses)
 
 
 def _other_nodes(world: World, job: _Job) -> list[str]:
     """A sentence if the ranks share nodes otherwise than in the scenario's machine."""
-    import torch.distributed as dist
-
-    found: list[int] = [0] * world.world_size
-    dist.all_gather_object(found, world.place.node, group=world.control)
+    found = world.everyones(world.place.node)
     there = job.prediction.cluster.node_of.tolist()
     if [found.index(node) for node in found] == [there.index(node) for node in there]:
         return []

@@ -22,12 +22,8 @@ FloatArray = NDArray[np.float64]
 
 def common_offset(world: World) -> ClockOffset:
     """Estimate how far this rank's clock is from rank 0's; all ranks call it together."""
-    import torch.distributed as dist
-
     own = measure_offset(world.control, world.rank, world.world_size)
-    found: list[tuple[str, ClockOffset] | None] = [None] * world.world_size
-    dist.all_gather_object(found, (clock_id(), own), group=world.control)
-    ids, offsets = zip(*(it for it in found if it is not None), strict=True)
+    ids, offsets = zip(*world.everyones((clock_id(), own)), strict=True)
     return shared_offsets(ids, offsets)[world.rank]
 
 

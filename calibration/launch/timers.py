@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     import torch
     import torch.distributed as dist
 
-__all__ = ["CudaTimer", "HostTimer", "Mark", "Timer", "Waitable"]
+__all__ = ["CudaTimer", "HostTimer", "Mark", "Timer", "Waitable", "timer_of"]
 
 Mark = Any  # seconds of a HostTimer, a torch.cuda.Event of a CudaTimer
 
@@ -161,3 +161,8 @@ class CudaTimer:
         for gap in gaps[:-1]:
             passed += gap * self._rate
             self._origin_s.append(passed)
+
+
+def timer_of(device: torch.device) -> Timer:
+    """The timer of what a device computes."""
+    return CudaTimer(device) if device.type == "cuda" else HostTimer()

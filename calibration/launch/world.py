@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from datetime import timedelta
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, TypeVar
 
 from foreshard.calibration.launch.place import Place
 from foreshard.simulator.job.layout import Groups
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 __all__ = ["BackendName", "World"]
 
 BackendName = Literal["nccl", "gloo"]
+T = TypeVar("T")
 
 _SERIAL = "foreshard_gloo"
 _DEFAULT_STREAMS: tuple[Stream, ...] = ("comm", "dense_comm")  # TorchRec and DDP use the world's own group for both
@@ -89,6 +90,14 @@ class World:
         if key not in self._groups:
             self._groups[key] = self._make(stream, key[1][int(groups.group_of[self.rank])])
         return self._groups[key]
+
+    def everyones(self, own: T) -> list[T]:
+        """What every rank gives, [ranks], over `control`; all ranks call it together, and what they give is pickled."""
+        import torch.distributed as dist
+
+        found: list[T | None] = [None] * self.world_size
+        dist.all_gather_object(found, own, group=self.control)
+        return found  # type: ignore[return-value]  # every place is filled
 
     def _make(self, stream: Stream, members: tuple[int, ...]) -> dist.ProcessGroup:
         import torch.distributed as dist

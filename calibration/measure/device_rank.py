@@ -10,14 +10,13 @@ from __future__ import annotations
 import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 import msgspec
 from tqdm import tqdm
 
 from foreshard.calibration.launch.recorder import Recorder
 from foreshard.calibration.launch.session import Limits, Session
-from foreshard.calibration.launch.timers import CudaTimer, HostTimer
+from foreshard.calibration.launch.timers import timer_of
 from foreshard.calibration.launch.world import World
 from foreshard.calibration.measure.device_records import DeviceFile, DeviceSettings, WorkRecord, records_of
 from foreshard.calibration.measure.device_workloads import drawn_scenarios
@@ -50,22 +49,21 @@ def measure_device(file: str | Path, order: DeviceOrder) -> None:
     with Session.join(Limits()) as session:
         session.agree({"torch": torch.__version__, **asdict(order)})
         world = session.world()
-        settings = _settings(world, tuple(_everyones(world, session.place.node)), order)
+        settings = _settings(world, tuple(world.everyones(session.place.node)), order)
         kept = DeviceFile(file) if world.rank == 0 else None
-        done = _everyones(world, kept.begin(settings) if kept else None)[0]
+        done = world.everyones(kept.begin(settings) if kept else set())[0]
         cluster = host_of(world.world_size)
         scenarios = drawn_scenarios(order.jobs, world.world_size, optimizer=order.optimizer, seed=order.seed)
         jobs = [(number, scenario) for number, scenario in enumerate(scenarios) if number not in done]
         for number, scenario in tqdm(jobs, unit="job", disable=None if kept else True, delay=2, file=sys.stderr):
-            found = _everyones(world, _run(session, world, Prediction(scenario, cluster), number, order))
+            found = world.everyones(_run(session, world, Prediction(scenario, cluster), number, order))
             if kept is not None:
                 kept.add([record for of_rank in found for record in of_rank])
 
 
 def _run(session: Session, world: World, prediction: Prediction, number: int, order: DeviceOrder) -> list[WorkRecord]:
     program = run_program(prediction)
-    timer = CudaTimer(world.device) if world.device.type == "cuda" else HostTimer()
-    recorder = Recorder(program, world.rank, timer, session.progress)
+    recorder = Recorder(program, world.rank, timer_of(world.device), session.progress)
     session.progress.phase(f"job {number}")
     StepRunner(prediction, world, recorder).run(order.steps, order.warmup)
     times = recorder.times()
@@ -86,15 +84,6 @@ def _settings(world: World, node_of: tuple[int, ...], order: DeviceOrder) -> Dev
         seed=order.seed,
         bed=order.bed,
     )
-
-
-def _everyones(world: World, own: Any) -> list[Any]:
-    """What every rank has, [ranks]."""
-    import torch.distributed as dist
-
-    found: list[Any] = [None] * world.world_size
-    dist.all_gather_object(found, own, group=world.control)
-    return found
 
 
 if __name__ == "__main__":

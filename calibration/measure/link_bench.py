@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from foreshard.calibration.launch.gathering import common_offset
 from foreshard.calibration.launch.progress import Progress
-from foreshard.calibration.launch.timers import CudaTimer, HostTimer, Mark, Timer
+from foreshard.calibration.launch.timers import Mark, Timer, timer_of
 from foreshard.calibration.launch.world import World
 from foreshard.calibration.measure.exchanges import Start, all_to_all, collective, ping_pong
 from foreshard.calibration.measure.link_plan import (
@@ -138,7 +138,7 @@ class LinkBench:
 
     def _times(self, task: Task, run: Run, runs: int) -> FloatArray:
         """Seconds of so many runs, [runs]."""
-        timer: Timer = HostTimer() if self._world.device.type == "cpu" else CudaTimer(self._world.device)
+        timer = timer_of(self._world.device)
         marks = []
         for _ in range(runs):
             self._meet()
@@ -147,7 +147,7 @@ class LinkBench:
         timer.close()
         own = [[timer.seconds(index, start), timer.seconds(index, end[0])] for index, (start, end) in enumerate(marks)]
         self._progress.phase(f"measuring {task.label}, {task.record.nbytes} bytes", talking=True)
-        start, end = np.moveaxis(self._gathered(np.array(own) + self._offset_s), -1, 0)  # [ranks, runs] each
+        start, end = np.moveaxis(self._world.everyones(np.array(own) + self._offset_s), -1, 0)  # [ranks, runs] each
         start = np.fmin(start, end)  # a quick one may end before its issue returns
         taken = [end[group].max(axis=0) - start[group].max(axis=0) for group in task.groups]
         return np.asarray(np.maximum(np.max(taken, axis=0), 1e-9))
@@ -161,7 +161,7 @@ class LinkBench:
         self._meet()
         after = node_bytes()
         own = np.subtract(after, before) if before and after else np.full(3, np.nan)
-        found = self._gathered(own.astype(np.float64))
+        found = np.array(self._world.everyones(own.astype(np.float64)))  # [ranks, 3]
         firsts = np.unique(self._node_of, return_index=True)[1]
         if np.isnan(found).any():
             return None
@@ -176,16 +176,6 @@ class LinkBench:
         if self._world.device.type == "cuda":
             torch.cuda.synchronize(self._world.device)
         dist.barrier(group=self._world.control)
-
-    def _gathered(self, own: FloatArray) -> FloatArray:
-        """Every rank's numbers, [ranks, ...]."""
-        import torch
-        import torch.distributed as dist
-
-        mine = torch.from_numpy(np.ascontiguousarray(own))
-        parts = [torch.empty_like(mine) for _ in range(self._world.world_size)]
-        dist.all_gather(parts, mine, group=self._world.control)
-        return np.asarray(torch.stack(parts).numpy())
 
 
 def _record(shape: GroupShape, kind: CollectiveKind, nbytes: int) -> LinkRecord:

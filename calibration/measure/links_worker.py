@@ -46,10 +46,10 @@ def measure_links(file: str | Path, options: WorkerOptions) -> None:
     with Session.join(Limits(hang_s=_HANG_S + options.plan.longest_run_s)) as session:
         session.agree({"torch": torch.__version__, **_flat(options)})
         world = session.world(options.backend)
-        nodes = _everyones(world, session.place.node)
+        nodes = world.everyones(session.place.node)
         kept = RecordFile(file) if world.rank == 0 else None
         settings = _settings(world, options, tuple(nodes))
-        known = _everyones(world, kept.begin(settings) if kept else None)[0]
+        known = world.everyones(kept.begin(settings) if kept else [])[0]
         bench = LinkBench(world, session.progress, np.array(nodes), options.plan)
         _measure(bench, kept, {record.key: record for record in known})
 
@@ -87,15 +87,6 @@ def _settings(world: World, options: WorkerOptions, nodes: tuple[int, ...]) -> S
         bed=options.bed,
         pinned=options.pinned,
     )
-
-
-def _everyones(world: World, own: Any) -> list[Any]:
-    """What every rank has, [ranks]."""
-    import torch.distributed as dist
-
-    found: list[Any] = [None] * world.world_size
-    dist.all_gather_object(found, own, group=world.control)
-    return found
 
 
 def _flat(options: WorkerOptions) -> dict[str, Any]:

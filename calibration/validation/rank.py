@@ -13,14 +13,9 @@ from pathlib import Path
 import msgspec
 from tqdm import tqdm
 
-from foreshard.calibration.launch.clocks import CommonClock
-from foreshard.calibration.launch.gathering import common_offset, gather_times
-from foreshard.calibration.launch.measured import MeasuredRun, measured_run
-from foreshard.calibration.launch.recorder import Recorder
+from foreshard.calibration.launch.measured import MeasuredRun
 from foreshard.calibration.launch.session import Limits, Session
-from foreshard.calibration.launch.timers import HostTimer
-from foreshard.calibration.launch.world import World
-from foreshard.calibration.runner.interpreter import StepRunner, run_program
+from foreshard.calibration.run import measure_training
 from foreshard.calibration.testbed.shape import parse_shape
 from foreshard.calibration.validation.cases import cases_of
 from foreshard.calibration.validation.records import MeasuredCase, stage_times
@@ -53,14 +48,15 @@ def measure_cases(file: str | Path, order: Order) -> None:
         world = session.world()
         cluster = load_cluster_file(order.cluster)
         cases = cases_of(parse_shape(order.shape), order.jobs, order.seed)
-        done = _told(world, [(one.name, one.round) for one in read_measured(path)])
+        done = set(world.everyones([(one.name, one.round) for one in read_measured(path)])[0])
         todo = [(case, number) for number in range(order.rounds) for case in cases if (case.name, number) not in done]
         quiet = None if world.rank == 0 else True
         for case, number in tqdm(todo, unit="case", disable=quiet, delay=2, file=sys.stderr):
-            run = _run(session, world, Prediction(case.scenario, cluster), order)
-            if run is not None:
+            prediction = Prediction(case.scenario, cluster)
+            trained = measure_training(session, world, prediction, order.steps, order.warmup)
+            if trained is not None:
                 with path.open("ab") as kept:
-                    kept.write(msgspec.json.encode(_record(case.name, number, run)) + b"\n")
+                    kept.write(msgspec.json.encode(_record(case.name, number, trained.run)) + b"\n")
 
 
 def read_measured(path: Path) -> list[MeasuredCase]:
@@ -72,24 +68,6 @@ def read_measured(path: Path) -> list[MeasuredCase]:
     return [msgspec.json.decode(line, type=MeasuredCase) for line in whole]
 
 
-def _run(session: Session, world: World, prediction: Prediction, order: Order) -> MeasuredRun | None:
-    """One case; the measured run on rank 0, None on the others."""
-    import torch.distributed as dist
-
-    program = run_program(prediction)
-    recorder = Recorder(program, world.rank, HostTimer(), session.progress)
-    runner = StepRunner(prediction, world, recorder)
-    dist.barrier(group=world.control)
-    before = common_offset(world)
-    runner.run(order.steps, order.warmup)
-    clock = CommonClock(before, common_offset(world))
-    times = gather_times(world, recorder.times(), clock)
-    if times is None:
-        return None
-    interval = prediction.scenario.layout.sync_interval
-    return measured_run(program, times, warmup=order.warmup, backend=world.backend, sync_interval=interval)
-
-
 def _record(name: str, number: int, run: MeasuredRun) -> MeasuredCase:
     low, high = run.step.interval_s
     shift = run.step_time_s - run.step.trace.step_time_s
@@ -97,15 +75,6 @@ def _record(name: str, number: int, run: MeasuredRun) -> MeasuredCase:
         name=name, round=number, step_time_s=run.step_time_s, low_s=low + shift, high_s=high + shift,
         stages_s=stage_times(run.step.trace),
     )  # fmt: skip
-
-
-def _told(world: World, own: list[tuple[str, int]]) -> set[tuple[str, int]]:
-    """What rank 0 knows."""
-    import torch.distributed as dist
-
-    found: list[list[tuple[str, int]]] = [own]
-    dist.broadcast_object_list(found, src=0, group=world.control)
-    return {(name, number) for name, number in found[0]}
 
 
 if __name__ == "__main__":
