@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from typing import Any
 
 import click
@@ -10,6 +9,7 @@ import click
 from foreshard.calibration.launch.launcher import need_torch, run_here
 from foreshard.calibration.launch.run_order import RunOrder, run_options
 from foreshard.calibration.testbed.bed import Testbed
+from foreshard.calibration.testbed.starting import run_in_bed
 from foreshard.simulator.files.reading import read_scenario
 from foreshard.topologies.errors import InputError
 
@@ -36,9 +36,7 @@ def run(nproc: int | None, shape: str | None, rate: str | None, scenario: str, *
     if shape is None:
         return run_here(worker, int(nproc or 1))
     with Testbed(shape, str(rate)) as bed:
-        results = bed.run([sys.executable, *worker])
-    codes = {result.exit_code for result in results}
-    return 0 if codes == {0} else 2 if 2 in codes else 1
+        return run_in_bed(bed, worker)
 
 
 def _check(nproc: int | None, shape: str | None, rate: str | None) -> None:

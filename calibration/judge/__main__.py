@@ -22,6 +22,7 @@ from foreshard.calibration.judge.rank import Order
 from foreshard.calibration.runner.stand_in import host_of
 from foreshard.calibration.testbed.bed import Testbed
 from foreshard.calibration.testbed.shape import parse_shape
+from foreshard.calibration.testbed.starting import measure_in_bed
 from foreshard.calibration.validation.rank import read_measured
 from foreshard.calibration.validation.records import Outcome
 from foreshard.calibration.validation.scoring import pairs_in_order
@@ -30,7 +31,7 @@ from foreshard.calibration.validation.validate_text import outcomes_table, score
 from foreshard.simulator.measured.profile import Profile
 from foreshard.simulator.measured.profile_file import read_profile, save_profile
 from foreshard.simulator.step.prediction import Prediction
-from foreshard.topologies.errors import InputError, UnavailableError
+from foreshard.topologies.errors import InputError
 from foreshard.topologies.output import check_folder
 
 _BEDS = "2x2@500 Mbit/s,2x2@200 Mbit/s,2x1@500 Mbit/s"
@@ -74,15 +75,8 @@ def _measure(folder: Path, shape: str, rate: str, seed: int) -> None:
     if read_measured(single) and wanted <= {one.name for one in read_measured(together)}:
         return
     with Testbed(shape, rate) as bed:
-        _ranks(bed, single, replace(order, alone=True))
-        _ranks(bed, together, order)
-
-
-def _ranks(bed: Testbed, file: Path, order: Order) -> None:
-    given = [str(file.absolute()), msgspec.json.encode(order).decode()]
-    results = bed.run([sys.executable, "-m", "foreshard.calibration.judge.rank", *given])
-    if any(result.exit_code for result in results):
-        raise UnavailableError(f"TorchRec's ranks failed on testbed {bed.shape}; what is finished is kept in {file}")
+        measure_in_bed(bed, "foreshard.calibration.judge.rank", single, replace(order, alone=True))
+        measure_in_bed(bed, "foreshard.calibration.judge.rank", together, order)
 
 
 def _outcomes(folder: Path, bed: str, shape: str, seed: int) -> Sequence[Outcome]:

@@ -52,10 +52,9 @@ def train_cases(file: str | Path, order: Order) -> None:
     world = _world(place, order)
     cluster = host_of(1) if order.alone else load_cluster_file(order.cluster)
     cases = [timed_alone(order.seed)] if order.alone else judged_cases(parse_shape(order.shape), order.seed)
-    found: list[object] = [[one.name for one in read_measured(path)]]
-    dist.broadcast_object_list(found, src=0, group=world.control)
+    done = world.everyones([one.name for one in read_measured(path)])[0]
     for case in cases:
-        if case.name in found[0]:  # type: ignore[operator]
+        if case.name in done:
             continue
         dist.barrier(group=world.control)
         record = _record(

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib.util import find_spec
 
-from foreshard.topologies.errors import MissingDependencyError
+from foreshard.topologies.errors import ForeshardError, MissingDependencyError
 
 __all__ = ["need_torch", "run_here"]
 
@@ -18,7 +18,6 @@ __all__ = ["need_torch", "run_here"]
 # What the user has set comes first.
 _ENVIRONMENT = {"GLOO_SOCKET_IFNAME": "lo0" if sys.platform == "darwin" else "lo", "OMP_NUM_THREADS": "1"}
 _SHUTDOWN_S = 10  # ranks end themselves within seconds of a signal; after that they are killed
-_INPUT_MISTAKE = 2
 
 
 def need_torch(what: str) -> None:
@@ -52,7 +51,7 @@ def run_here(worker: Sequence[str], nproc: int) -> int:
             elastic_launch(config, sys.executable)(*worker)
         except ChildFailedError as error:  # the ranks have said why
             codes = {failure.exitcode for failure in error.failures.values()}
-            return _INPUT_MISTAKE if _INPUT_MISTAKE in codes else 1
+            return ForeshardError.exit_code if ForeshardError.exit_code in codes else 1
         except SignalException as error:
             return 128 + error.sigval
     return 0

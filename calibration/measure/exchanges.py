@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from foreshard.calibration.measure.link_plan import ELEMENT_BYTES
+from foreshard.calibration.runner.collectives import all_gather, reduce_scatter
 from foreshard.simulator.job.program import CollectiveKind
 
 if TYPE_CHECKING:
@@ -30,11 +31,9 @@ def collective(kind: CollectiveKind, group: dist.ProcessGroup, nbytes: int, devi
         case "all_reduce":
             return lambda: _work(dist.all_reduce(whole, group=group, async_op=True))
         case "reduce_scatter":
-            scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor  # torch 2.13's name
-            return lambda: _work(scatter(part, whole, group=group, async_op=True))
+            return reduce_scatter(part, whole, group).start
         case "all_gather":
-            gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor  # torch 2.13's name
-            return lambda: _work(gather(whole, part, group=group, async_op=True))
+            return all_gather(whole, part, group).start
         case "broadcast":
             root = dist.get_global_rank(group, 0)
             return lambda: _work(dist.broadcast(whole, src=root, group=group, async_op=True))

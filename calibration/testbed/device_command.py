@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import shlex
-import subprocess
 import sys
 from pathlib import Path
 from typing import get_args
@@ -13,12 +12,13 @@ from typing import get_args
 import click
 import msgspec
 
+from foreshard.calibration.launch.launcher import need_torch, run_here
 from foreshard.calibration.measure.device_profile import device_profile, work_text
 from foreshard.calibration.measure.device_rank import DeviceOrder, measure_device
 from foreshard.calibration.measure.device_records import DeviceFile
 from foreshard.calibration.measure.profile_parts import lay_into
 from foreshard.calibration.testbed.bed import Testbed
-from foreshard.calibration.testbed.starting import check_start, need_torch, torchrun_command
+from foreshard.calibration.testbed.starting import check_start, run_in_bed, worker_arguments
 from foreshard.simulator.job.scenario import Optimizer
 from foreshard.simulator.measured.profile_file import read_profile
 from foreshard.topologies.output import check_writable
@@ -65,14 +65,11 @@ def device(
 
 
 def _measure(file: Path, order: DeviceOrder, shape: str | None, nproc: int | None) -> int:
-    worker = ["-m", "foreshard.calibration.measure.device_rank", str(file.absolute())]
-    worker.append(msgspec.json.encode(order).decode())
+    command = worker_arguments("foreshard.calibration.measure.device_rank", file, order)
     if shape:
         with Testbed(shape, _RATE) as bed:
-            results = bed.run([sys.executable, *worker])
-        return next((abs(result.exit_code) for result in results if result.exit_code), 0)
+            return run_in_bed(bed, command)
     if nproc:
-        environment = {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1", **os.environ}
-        return subprocess.run([*torchrun_command(nproc), *worker], env=environment, check=False).returncode
+        return run_here(command, nproc)
     measure_device(file, order)
     return 0

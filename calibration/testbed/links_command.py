@@ -5,14 +5,13 @@ from __future__ import annotations
 import json
 import os
 import shlex
-import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
 
 import click
-import msgspec
 
+from foreshard.calibration.launch.launcher import need_torch, run_here
 from foreshard.calibration.measure.link_plan import KINDS, LinkPlan
 from foreshard.calibration.measure.link_profile import link_profile
 from foreshard.calibration.measure.link_records import RecordFile
@@ -20,13 +19,15 @@ from foreshard.calibration.measure.link_report import link_rows, link_text
 from foreshard.calibration.measure.links_worker import WorkerOptions, measure_links
 from foreshard.calibration.measure.profile_parts import lay_into
 from foreshard.calibration.testbed.bed import Testbed
-from foreshard.calibration.testbed.starting import check_start, need_torch, torchrun_command
+from foreshard.calibration.testbed.starting import check_start, run_in_bed, worker_arguments
 from foreshard.simulator.measured.profile_file import read_profile
 from foreshard.topologies.errors import InputError, UnitError
 from foreshard.topologies.output import check_writable
 from foreshard.topologies.units import BYTES, SECONDS, parse_quantity
 
 __all__ = ["links"]
+
+_WORKER = "foreshard.calibration.measure.links_worker"
 
 
 @click.command()
@@ -103,23 +104,15 @@ def _quantity(option: str, text: str, units: dict[str, float], problems: list[st
         return 0.0
 
 
-def _worker(file: Path, options: WorkerOptions) -> list[str]:
-    given = msgspec.json.encode(options).decode()
-    return ["-m", "foreshard.calibration.measure.links_worker", str(file.absolute()), given]
-
-
 def _measure(
     file: Path, plan: LinkPlan, shape: str | None, rate: str, burst: str | None, pin: bool, nproc: int | None
 ) -> int:
     if shape:
         with Testbed(shape, rate, burst=burst) as bed:
             options = WorkerOptions(plan=plan, bed=str(bed), pinned=pin)
-            results = bed.run([sys.executable, *_worker(file, options)], pinned=pin)
-        return next((abs(result.exit_code) for result in results if result.exit_code), 0)
+            return run_in_bed(bed, worker_arguments(_WORKER, file, options), pinned=pin)
     if nproc:
-        environment = {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1", **os.environ}
-        command = [*torchrun_command(nproc), *_worker(file, WorkerOptions(plan=plan))]
-        return subprocess.run(command, env=environment, check=False).returncode
+        return run_here(worker_arguments(_WORKER, file, WorkerOptions(plan=plan)), nproc)
     measure_links(file, WorkerOptions(plan=plan))
     return 0
 

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import os
 import sys
-from importlib.util import find_spec
+from collections.abc import Sequence
+from pathlib import Path
 
-from foreshard.topologies.errors import InputError, MissingDependencyError
+import msgspec
 
-__all__ = ["check_start", "need_torch", "torchrun_command"]
+from foreshard.calibration.testbed.bed import Testbed
+from foreshard.topologies.errors import ForeshardError, InputError, UnavailableError
+
+__all__ = ["check_start", "measure_in_bed", "run_in_bed", "worker_arguments"]
 
 
 def check_start(command: str, shape: str | None, nproc: int | None) -> None:
@@ -22,12 +26,23 @@ def check_start(command: str, shape: str | None, nproc: int | None) -> None:
         )
 
 
-def need_torch(what: str) -> None:
-    """Raise MissingDependencyError where torch is not installed."""
-    if find_spec("torch") is None:
-        raise MissingDependencyError(f"{what} needs PyTorch: pip install 'foreshard[run]'")
+def worker_arguments(module: str, file: Path, order: object) -> list[str]:
+    """What Python runs as a rank: a module that keeps what it measures in `file` and is told `order` as JSON."""
+    return ["-m", module, str(file.absolute()), msgspec.json.encode(order).decode()]
 
 
-def torchrun_command(nproc: int) -> list[str]:
-    """What starts `nproc` ranks on this machine, before the module they run."""
-    return [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={nproc}"]
+def run_in_bed(bed: Testbed, worker: Sequence[str], *, pinned: bool = False) -> int:
+    """Run `python WORKER...` as every rank of a bed and return the exit code of the run.
+
+    0 if all ranks ended well, 2 for a mistake in the input, else 1.
+    """
+    codes = {result.exit_code for result in bed.run([sys.executable, *worker], pinned=pinned)}
+    if codes == {0}:
+        return 0
+    return ForeshardError.exit_code if ForeshardError.exit_code in codes else 1
+
+
+def measure_in_bed(bed: Testbed, module: str, file: Path, order: object) -> None:
+    """Run a worker as every rank of a bed. Raises UnavailableError if a rank fails, which said why itself."""
+    if run_in_bed(bed, worker_arguments(module, file, order)):
+        raise UnavailableError(f"the ranks of testbed {bed.shape} failed; what is finished is kept in {file}")

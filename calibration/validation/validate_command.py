@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
 import click
-import msgspec
 
+from foreshard.calibration.launch.launcher import need_torch
 from foreshard.calibration.measure.device_profile import device_profile
 from foreshard.calibration.measure.device_rank import DeviceOrder
 from foreshard.calibration.measure.device_records import DeviceFile
@@ -24,7 +23,7 @@ from foreshard.calibration.measure.profile_parts import lay_into
 from foreshard.calibration.testbed.bed import Testbed
 from foreshard.calibration.testbed.description import cluster_text, probe_bed
 from foreshard.calibration.testbed.shape import parse_shape
-from foreshard.calibration.testbed.starting import need_torch
+from foreshard.calibration.testbed.starting import measure_in_bed
 from foreshard.calibration.validation.cases import cases_of
 from foreshard.calibration.validation.rank import Order, read_measured
 from foreshard.calibration.validation.records import Outcome, stage_times
@@ -32,7 +31,7 @@ from foreshard.calibration.validation.validate_text import plot_outcomes, valida
 from foreshard.simulator.results.planner_comparison import machine_topology
 from foreshard.simulator.step.prediction import Prediction
 from foreshard.simulator.torchrec.planner_rating import planner_estimate
-from foreshard.topologies.errors import InputError, UnavailableError
+from foreshard.topologies.errors import InputError
 from foreshard.topologies.output import check_writable, make_folder, replaced, write_text
 
 __all__ = ["estimate_s", "folder_of", "parse_bed", "validate"]
@@ -111,7 +110,7 @@ def _measure(folder: Path, shape: str, rate: str, device: DeviceOrder, jobs: int
             write_text(cluster, cluster_text(bed.shape, bed.link, probe_bed(bed)))
         if not profile.exists():
             _calibrate(bed, folder, profile, rate, device)
-        _ranks(bed, "foreshard.calibration.validation.rank", steps, msgspec.json.encode(order).decode())
+        measure_in_bed(bed, "foreshard.calibration.validation.rank", steps, order)
 
 
 def _calibrate(bed: Testbed, folder: Path, profile: Path, rate: str, device: DeviceOrder) -> None:
@@ -119,20 +118,13 @@ def _calibrate(bed: Testbed, folder: Path, profile: Path, rate: str, device: Dev
     links, work, half = folder / "links.part", folder / "device.part", folder / "profile.part"
     command = "foreshard validate"
     options = WorkerOptions(plan=_LINKS, bed=f"testbed {bed.shape}, {rate}")
-    _ranks(bed, "foreshard.calibration.measure.links_worker", links, msgspec.json.encode(options).decode())
+    measure_in_bed(bed, "foreshard.calibration.measure.links_worker", links, options)
     settings, records = RecordFile(links).read()
     half.unlink(missing_ok=True)
     lay_into(half, link_profile(settings, records, name=folder.name, command=command))
-    _ranks(bed, "foreshard.calibration.measure.device_rank", work, msgspec.json.encode(device).decode())
+    measure_in_bed(bed, "foreshard.calibration.measure.device_rank", work, device)
     lay_into(half, device_profile(*DeviceFile(work).read(), name=folder.name, command=command))
     half.rename(profile)
-
-
-def _ranks(bed: Testbed, module: str, file: Path, order: str) -> None:
-    """Run a module as every rank of the bed. Raises UnavailableError if a rank fails, which said why itself."""
-    results = bed.run([sys.executable, "-m", module, str(file.absolute()), order])
-    if any(result.exit_code for result in results):
-        raise UnavailableError(f"the ranks of testbed {bed.shape} failed; what is finished is kept beside {file}")
 
 
 def _outcomes(folder: Path, bed: str, shape: str, jobs: int, seed: int) -> Sequence[Outcome]:
