@@ -12,10 +12,11 @@ from tabulate import tabulate
 
 from foreshard.calibration.logs.log_comparison import compare_log
 from foreshard.calibration.logs.nccl_tests import read_nccl_log
-from foreshard.simulator.comms.collectives import ASSUMPTIONS, AllToAll
+from foreshard.simulator.comms.collectives import ASSUMPTIONS
 from foreshard.simulator.comms.damage import CollectiveDamage, damage_of_collective
 from foreshard.simulator.comms.reach import beyond_measurement, extrapolated_s
 from foreshard.simulator.comms.single import NCCL_TESTS, CollectiveResult, ranks_of, run_one
+from foreshard.simulator.job.program import AllToAll
 from foreshard.topologies.cluster import Cluster
 from foreshard.topologies.commands import degrade_factors, degrade_option, open_cluster
 from foreshard.topologies.errors import InputError, UnitError

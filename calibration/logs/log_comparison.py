@@ -11,8 +11,8 @@ from tabulate import tabulate
 from foreshard.calibration.logs.nccl_ratio import fits
 from foreshard.calibration.logs.nccl_row import NcclRow
 from foreshard.calibration.logs.nccl_tests import NcclLog
-from foreshard.simulator.comms.collectives import AllToAll
 from foreshard.simulator.comms.single import NCCL_TESTS, CollectiveResult, NcclTest, ranks_of, run_one
+from foreshard.simulator.job.program import AllToAll
 from foreshard.topologies.cluster import Cluster
 from foreshard.topologies.errors import InputError
 from foreshard.topologies.units import format_bytes, format_us

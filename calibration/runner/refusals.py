@@ -39,6 +39,8 @@ def refusals(scenario: Scenario, settings: RunSettings) -> Iterator[str]:
         yield f"{_few(several)}: batches do not tell a sample's bags apart: run with num_poolings = 1"
     if dense.data_type not in _ROW_FORMATS:
         yield f"workload.dense.data_type = {dense.data_type!r} is not run, only predicted: use fp32, fp16 or bf16"
+    if scenario.comms.all_to_all != "pairwise":
+        yield f"comms.all_to_all = {scenario.comms.all_to_all!r} is predicted, not run: use pairwise"
     if settings.batches < 1:
         yield f"{settings.batches} batches: expected at least 1"
     if settings.exact and scenario.execution.optimizer != "sgd":

@@ -1,4 +1,4 @@
-"""All-to-all: plain grouped send/recv, each pair direct, or in two steps over the ranks of equal local position.
+"""All-to-all as plain grouped send/recv, each pair direct.
 
 Time of one step = base + hops x + peers p + bytes / rate: a send/recv over the network takes `all_to_all_hops`
 network latencies x, every remote peer costs p to post, and ports carry their `all_to_all_..._share`. NCCL's LL
@@ -14,15 +14,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from foreshard.simulator.comms.gloo import gloo_all_to_all
-from foreshard.simulator.comms.loads import Flows, Loads
+from foreshard.simulator.comms.loads import Loads
 from foreshard.simulator.comms.lowering import Draft, Phase
 from foreshard.simulator.comms.machine_constants import machine_constant
 from foreshard.simulator.comms.members import Members
 from foreshard.simulator.comms.symmetry import Template
 from foreshard.simulator.job.traffic import PairBytes
-from foreshard.topologies.errors import InputError
 
-__all__ = ["PairwiseDrafts", "has_pairs", "hierarchical", "pairwise", "pairwise_all"]
+__all__ = ["PairwiseDrafts", "grouped", "has_pairs", "pairwise", "pairwise_all"]
 
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
@@ -34,7 +33,7 @@ def pairwise(template: Template, traffic: PairBytes) -> Draft:
     if template.members.cluster.backend == "gloo":
         return gloo_all_to_all(template.members, loads)
     peers = _remote_peers(template, traffic)
-    return Draft("pairwise", (_step(template.members, loads, peers),), loads.nominal_s, loads.busiest, peers)
+    return Draft("pairwise", (grouped(template.members, loads, peers),), loads.nominal_s, loads.busiest, peers)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -83,36 +82,8 @@ def pairwise_all(template: Template, traffic: Sequence[PairBytes]) -> PairwiseDr
     )
 
 
-def hierarchical(template: Template, traffic: PairBytes) -> Draft:
-    """Return the all-to-all in two steps: inside each node to the member of the destination's local position, then
-    between the members of equal position. Raises InputError if nodes have different numbers of members."""
-    members = template.members
-    sizes = {len(node) for node in members.nodes}
-    if len(sizes) > 1:
-        raise InputError(
-            f"a hierarchical all_to_all needs as many members in every node, not {sorted(sizes)}: use pairwise"
-        )
-    grid = np.stack(members.nodes)  # [nodes, local]
-    sorter = np.argsort(members.ranks)
-    order = sorter[np.searchsorted(members.ranks, grid, sorter=sorter)]
-    blocks = traffic.to_matrix()[order[:, :, None, None], order[None, None]]  # [node, local, node', local']
-    first = _flows(grid[:, :, None], grid[:, None, :], blocks.sum(axis=2))  # to the member of that local position
-    second = _flows(grid[:, None, :], grid[None, :, :], blocks.sum(axis=1))  # then to that node
-    loads = [Loads.of(members.cluster, flows) for flows in (first, second)]
-    necessary = loads[1] if len(members.nodes) > 1 else loads[0]
-    peers = len(members.nodes) - 1
-    phases = (_step(members, loads[0], 0), _step(members, loads[1], peers))
-    return Draft("hierarchical", phases, necessary.nominal_s, necessary.busiest, peers)
-
-
-def _flows(src: IntArray, dst: IntArray, nbytes: FloatArray) -> Flows:
-    src, dst = np.broadcast_to(src, nbytes.shape), np.broadcast_to(dst, nbytes.shape)
-    moving = (src != dst) & (nbytes > 0)
-    return Flows(src[moving], dst[moving], nbytes[moving])
-
-
-def _step(members: Members, loads: Loads, peers: int) -> Phase:
-    """One grouped send/recv in which every member has up to `peers` peers in other nodes."""
+def grouped(members: Members, loads: Loads, peers: int) -> Phase:
+    """Return one grouped send/recv in which every member has up to `peers` peers in other nodes."""
     latency_s = _latency_s(members, peers, loads.only("network").nominal_s)
     return Phase(latency_s, loads.links, loads.nbytes, 0.0, _stretch(loads))
 

@@ -9,12 +9,13 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import replace
-from typing import Literal, TypeVar
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from foreshard.simulator.comms.all_to_all import PairwiseDrafts, has_pairs, hierarchical, pairwise, pairwise_all
+from foreshard.simulator.comms.all_to_all import PairwiseDrafts, has_pairs, pairwise, pairwise_all
+from foreshard.simulator.comms.hierarchical import hierarchical, takes_two_steps
 from foreshard.simulator.comms.lowering import Bundle, Draft, Lowered, LoweredGroups, LoweredPart, Phase
 from foreshard.simulator.comms.symmetry import Seats, seats_of
 from foreshard.simulator.comms.tuned import tuned
@@ -22,11 +23,10 @@ from foreshard.simulator.job.program import Collective
 from foreshard.topologies.cluster import Cluster
 from foreshard.topologies.errors import BoundViolationError
 
-__all__ = ["ASSUMPTIONS", "AllToAll", "Lowered", "LoweredGroups", "Phase", "check_bound", "lower"]
+__all__ = ["ASSUMPTIONS", "Lowered", "LoweredGroups", "Phase", "check_bound", "lower"]
 
 IntArray = NDArray[np.int64]
 K = TypeVar("K", bound=Hashable)
-AllToAll = Literal["pairwise", "hierarchical"]
 
 ASSUMPTIONS = (
     "a NIC sustains the same share of its rate with any number of peers; every further peer only costs its posting, as "
@@ -40,17 +40,17 @@ ASSUMPTIONS = (
 """What every prediction of a collective assumes, one sentence each."""
 
 
-def lower(cluster: Cluster, collective: Collective, all_to_all: AllToAll = "pairwise") -> LoweredGroups:
+def lower(cluster: Cluster, collective: Collective) -> LoweredGroups:
     """Return what each group of a collective puts on the cluster's links.
 
-    all_to_all is plain grouped send/recv, or, if asked, in two steps: inside the nodes, then between equal local
-    ranks. The other kinds run the algorithm and protocol with the smallest predicted time, as NCCL chooses.
+    An all_to_all runs in the steps that it names, the other kinds by the algorithm and protocol with the smallest
+    predicted time, as NCCL chooses. Raises InputError for two steps that groups cannot take.
     """
-    parts = [part for seats in seats_of(cluster, collective.groups) for part in _parts(seats, collective, all_to_all)]
+    parts = [part for seats in seats_of(cluster, collective.groups) for part in _parts(seats, collective)]
     return LoweredGroups.join(cluster, parts)
 
 
-def _parts(seats: Seats, collective: Collective, all_to_all: AllToAll) -> Iterator[LoweredPart]:
+def _parts(seats: Seats, collective: Collective) -> Iterator[LoweredPart]:
     """Groups that lie alike; of an all-to-all with traffic of their own all at once, else those of one size."""
     template, groups = seats.template, seats.groups.tolist()
     if collective.kind != "all_to_all":
@@ -59,11 +59,12 @@ def _parts(seats: Seats, collective: Collective, all_to_all: AllToAll) -> Iterat
         return
     traffic = {id(pairs): pairs for pairs in map(collective.traffic_of, groups)}
     same = _equal([id(collective.traffic_of(group)) for group in groups])
-    if all_to_all == "pairwise" and has_pairs(template):
+    two_steps = collective.steps == "hierarchical" and takes_two_steps(template.members)
+    if not two_steps and has_pairs(template):
         yield _each(seats, same, pairwise_all(template, [traffic[key] for key, _ in same]))
         return
     for key, rows in same:
-        yield _spread(seats, rows, (pairwise if all_to_all == "pairwise" else hierarchical)(template, traffic[key]))
+        yield _spread(seats, rows, (hierarchical if two_steps else pairwise)(template, traffic[key]))
 
 
 def _equal(values: Sequence[K]) -> list[tuple[K, IntArray]]:

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from foreshard.simulator.comms.collectives import AllToAll, lower
+from foreshard.simulator.comms.collectives import lower
 from foreshard.simulator.comms.single import CollectiveResult, ranks_of, run_one, uniform_collective
+from foreshard.simulator.job.program import AllToAll
 from foreshard.topologies.cluster import Cluster
 from foreshard.topologies.units import format_bytes, format_us
 
@@ -48,7 +49,7 @@ def damage_of_collective(
         for result in results:
             before = run_one(whole, result.kind, result.nbytes, all_to_all, ranks_per_node)
             ranks = ranks_of(whole, ranks_per_node)
-            lowered = lower(whole, uniform_collective(result.kind, ranks.tolist(), result.nbytes), all_to_all)
+            lowered = lower(whole, uniform_collective(result.kind, ranks.tolist(), result.nbytes, all_to_all))
             carried = np.zeros(len(whole.link_usable))
             for bundle in lowered.phases:
                 np.add.at(carried, bundle.links, bundle.nbytes)

@@ -10,10 +10,10 @@ import numpy as np
 import simpy
 from numpy.typing import NDArray
 
-from foreshard.simulator.comms.collectives import AllToAll, Lowered, check_bound, lower
+from foreshard.simulator.comms.collectives import Lowered, check_bound, lower
 from foreshard.simulator.comms.transfers import Done, Transfers
 from foreshard.simulator.job.layout import Groups
-from foreshard.simulator.job.program import Collective, CollectiveKind
+from foreshard.simulator.job.program import AllToAll, Collective, CollectiveKind
 from foreshard.simulator.job.traffic import PairBytes
 from foreshard.topologies.cluster import Cluster
 from foreshard.topologies.errors import InputError
@@ -71,17 +71,17 @@ def bus_factor(kind: NcclTest, ranks: int) -> float:
     return {"all_reduce": 2 * (ranks - 1) / ranks, "broadcast": 1.0, "sendrecv": 1.0}.get(kind, (ranks - 1) / ranks)
 
 
-def uniform_collective(kind: NcclTest, ranks: Iterable[int], nbytes: float) -> Collective:
+def uniform_collective(kind: NcclTest, ranks: Iterable[int], nbytes: float, steps: AllToAll = "pairwise") -> Collective:
     """One collective of nccl-tests' size `nbytes` over `ranks`.
 
-    An all_to_all sends equal parts to all; sendrecv sends the whole buffer to the next rank, as grouped send/recv too
-    (NVIDIA/nccl-tests src/sendrecv.cu).
+    An all_to_all sends equal parts to all, in `steps`; sendrecv sends the whole buffer to the next rank, as grouped
+    send/recv too (NVIDIA/nccl-tests src/sendrecv.cu).
     """
     groups = Groups([np.fromiter(ranks, dtype=np.int64)])
     members = len(groups.members[0])
     match kind:
         case "all_to_all":
-            return Collective(kind=kind, groups=groups, traffic=(PairBytes.uniform(members, nbytes),))
+            return Collective(kind=kind, groups=groups, traffic=(PairBytes.uniform(members, nbytes),), steps=steps)
         case "sendrecv":
             following = PairBytes.dense(np.roll(np.eye(members), 1, axis=1) * nbytes)
             return Collective(kind="all_to_all", groups=groups, traffic=(following,))
@@ -114,9 +114,9 @@ def run_one(
     Raises BoundViolationError if it beats its own bound, InputError if nodes have fewer ranks.
     """
     ranks = ranks_of(cluster, ranks_per_node)
-    collective = uniform_collective(kind, ranks.tolist(), nbytes)
-    (lowered,) = lower(cluster, collective, all_to_all)
-    (((time_s,),), _) = run_collectives(cluster, [(0.0, collective)], all_to_all)
+    collective = uniform_collective(kind, ranks.tolist(), nbytes, all_to_all)
+    (lowered,) = lower(cluster, collective)
+    (((time_s,),), _) = run_collectives(cluster, [(0.0, collective)])
     return CollectiveResult(
         kind=kind,
         ranks=len(ranks),
@@ -136,7 +136,7 @@ def alone_s(cluster: Cluster, lowered: Lowered) -> float:
 
 
 def run_collectives(
-    cluster: Cluster, starts: Iterable[tuple[float, Collective]], all_to_all: AllToAll = "pairwise"
+    cluster: Cluster, starts: Iterable[tuple[float, Collective]]
 ) -> tuple[list[list[float]], NDArray[np.float64]]:
     """Run collectives that start at given seconds and share the links.
 
@@ -152,7 +152,7 @@ def run_collectives(
             ended[cast(int, index)][groups] = env.now
 
     transfers = Transfers(env, cluster.link_usable, on_done)
-    every = [(start, lower(cluster, collective, all_to_all)) for start, collective in starts]
+    every = [(start, lower(cluster, collective)) for start, collective in starts]
     for index, (start, lowered) in enumerate(every):
         begun.append(np.full(len(lowered), start))
         ended.append(begun[-1].copy())

@@ -8,10 +8,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 
+from foreshard.simulator.comms.hierarchical import cannot_take_two_steps
 from foreshard.simulator.job.histogram import histogram_problems
-from foreshard.simulator.job.layout import Layout, resolve_layout
+from foreshard.simulator.job.layout import Groups, Layout, resolve_layout
 from foreshard.simulator.job.row_files import some
-from foreshard.simulator.job.scenario import ClusterChoice
+from foreshard.simulator.job.scenario import ClusterChoice, Comms
 from foreshard.simulator.job.sharding import Plan
 from foreshard.simulator.job.suggestions import did_you_mean, toml_path
 from foreshard.simulator.job.workload import Dense, Table
@@ -116,9 +117,14 @@ def check_dense(dense: Dense) -> Iterator[str]:
 
 
 def check_together(
-    cluster: Cluster, tables: tuple[Table, ...], dense: Dense | None, layout: Layout | None, plan: Plan | None
+    cluster: Cluster,
+    tables: tuple[Table, ...],
+    dense: Dense | None,
+    layout: Layout | None,
+    plan: Plan | None,
+    comms: Comms | None,
 ) -> Iterator[str]:
-    """Yield contradictions between a machine and what is for it: tables, dense model, layout and plan.
+    """Yield contradictions between a machine and what is for it: tables, dense model, layout, plan and exchanges.
 
     None stands for what could not be read.
     """
@@ -132,6 +138,8 @@ def check_together(
             yield from error.problems
             with suppress(InputError):  # what is wrong with synchronisation does not hide what is wrong with the plan
                 groups = resolve_layout(replace(layout, sync="weights"), cluster.size)
+    if groups is not None and comms is not None and comms.all_to_all == "hierarchical":
+        yield from _check_two_steps(cluster, groups.sharding)
     if plan is None or not tables:
         return
     read = {table.name: table for table in tables}
@@ -159,6 +167,11 @@ def _subject(problem: str) -> str:
     """The table that a sentence is about; the sentence itself if it is about none."""
     match = _ABOUT_TABLE.match(problem)
     return match["name"] if match else problem
+
+
+def _check_two_steps(cluster: Cluster, groups: Groups) -> Iterator[str]:
+    problems = {cannot_take_two_steps(cluster, ranks) for ranks in groups.members} - {""}
+    yield from (f'comms.all_to_all = "hierarchical": {problem}: use pairwise' for problem in sorted(problems))
 
 
 def _check_data_type(dense: Dense, cluster: Cluster) -> Iterator[str]:

@@ -213,7 +213,7 @@ class _Reading:
         plan = read_plan(written, self.tables, self.table_names, self.problems, notes, self.conflicts)
         comms, execution = self._section(Comms, "comms"), self._execution()
         constants = read_constants(self.document.get("constants", {}), self.problems)
-        machine = self._check_machine(cluster, layout, plan)
+        machine = self._check_machine(cluster, layout, plan, comms)
         if machine and workload and self.recorded and execution and execution.routing == "replayed":
             too_few, repeated = check_samples(self.recorded, workload, machine.size)
             self.conflicts += too_few
@@ -236,10 +236,12 @@ class _Reading:
             assumptions=(*(note for note in own if note.name not in told), *self.notes),
         )
 
-    def _check_machine(self, cluster: ClusterChoice | None, layout: Layout | None, plan: Plan | None) -> Cluster | None:
+    def _check_machine(
+        self, cluster: ClusterChoice | None, layout: Layout | None, plan: Plan | None, comms: Comms | None
+    ) -> Cluster | None:
         machine = resolve_cluster(cluster, self.problems, self.conflicts) if cluster else None
         if machine is not None:
-            self.conflicts += check_together(machine, self.tables, self.dense, layout, plan)
+            self.conflicts += check_together(machine, self.tables, self.dense, layout, plan, comms)
         return machine
 
     def _check_head(self) -> None:

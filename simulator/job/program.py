@@ -19,6 +19,7 @@ from foreshard.topologies.cluster import HostRoute
 
 __all__ = [
     "STAGES",
+    "AllToAll",
     "Collective",
     "CollectiveKind",
     "Compute",
@@ -50,6 +51,7 @@ STAGES: tuple[Stage, ...] = (
 )
 Stream = Literal["compute", "data_dist", "comm", "dense_comm", "replica_comm", "copy"]
 CollectiveKind = Literal["all_to_all", "all_reduce", "reduce_scatter", "all_gather", "broadcast"]
+AllToAll = Literal["pairwise", "hierarchical"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -94,12 +96,16 @@ class Collective:
     carry `nbytes`, again one a group or a single one: the size as nccl-tests counts it, of all_reduce and broadcast
     the buffer of a rank, of all_gather the whole gathered buffer, of reduce_scatter the whole buffer that each rank
     contributes.
+
+    `steps` says how an all_to_all is carried out: as plain grouped send/recv, or in two steps, inside the nodes to the
+    rank of the destination's local position and then between ranks of equal local position.
     """
 
     kind: CollectiveKind
     groups: Groups
     traffic: tuple[PairBytes, ...] = ()
     nbytes: tuple[float, ...] = ()
+    steps: AllToAll = "pairwise"
 
     def traffic_of(self, group: int) -> PairBytes:
         """The traffic of one group of an all_to_all."""

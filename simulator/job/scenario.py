@@ -9,6 +9,7 @@ from typing import Annotated, Literal
 from annotated_types import Ge, Le
 
 from foreshard.simulator.job.layout import Layout
+from foreshard.simulator.job.program import AllToAll
 from foreshard.simulator.job.sharding import Plan
 from foreshard.simulator.job.workload import DataType, Workload
 from foreshard.topologies.units import format_bytes
@@ -37,10 +38,15 @@ class ClusterChoice:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Comms:
-    """Data types on the wire: of vectors going forward and of their gradients going back."""
+    """Data types on the wire, of vectors going forward and of their gradients going back, and how all-to-alls run.
+
+    "pairwise" all-to-alls are plain grouped send/recv; "hierarchical" ones go inside the nodes first, to the rank of
+    the destination's local position, and then between ranks of equal local position.
+    """
 
     forward: DataType = "fp32"
     backward: DataType = "fp32"
+    all_to_all: AllToAll = "pairwise"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

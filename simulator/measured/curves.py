@@ -7,8 +7,6 @@ from math import exp, log
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.interpolate import PchipInterpolator
-from scipy.optimize import isotonic_regression
 
 from foreshard.simulator.measured.profile import SizePoint
 
@@ -30,6 +28,9 @@ class Curve:
     """
 
     def __init__(self, points: Sequence[SizePoint]) -> None:
+        from scipy.interpolate import PchipInterpolator  # a third of a second, which no step without a profile needs
+        from scipy.optimize import isotonic_regression
+
         self._x = np.log([point.nbytes for point in points])
         medians = np.log([point.median_s for point in points])
         fitted = isotonic_regression(medians, weights=[float(point.runs) for point in points])

@@ -52,6 +52,7 @@ def assumptions_of(
         *_execution(scenario),
         *_host_memory(scenario),
         *_codecs(scenario.comms),
+        *_steps(scenario.comms),
         *_peers(cluster, peers),
         *_profile(profile, cluster),
         *_machine(cluster),
@@ -123,6 +124,17 @@ def _codecs(comms: Comms) -> Iterator[Assumption]:
                 source=f"rows of {precision} have scales of their own and cannot be summed on the way; TorchRec falls "
                 "back as well (distributed/fbgemm_qcomm_codec.py)",
             )
+
+
+def _steps(comms: Comms) -> Iterator[Assumption]:
+    """What all-to-alls in two steps leave out."""
+    if comms.all_to_all != "pairwise":
+        yield Assumption(
+            name="comms.all_to_all",
+            value=comms.all_to_all,
+            source="scenario; inside the nodes first, then between ranks of equal local position; putting blocks in "
+            "order between the steps and telling sizes again is free, nor does it take memory",
+        )
 
 
 def _peers(cluster: Cluster, peers: int) -> Iterator[Assumption]:

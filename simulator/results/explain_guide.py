@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import cached_property
+from itertools import pairwise
 
 import numpy as np
 
+from foreshard.simulator.comms.hierarchical import way_in_two_steps
+from foreshard.simulator.comms.members import Members
 from foreshard.simulator.ids.access import Distribution
 from foreshard.simulator.job.codecs import FULL_BYTES, carried, wire_bytes
 from foreshard.simulator.job.hashing import hash_part
@@ -171,7 +174,8 @@ class _Guide:
             told += ", once however often the batch holds it"
         if self.cut.row_parts > 1:
             told += f"; lengths of {LENGTH_BYTES} B a bag go to every owner of rows"
-        hops = [self._hop("id", self.rank, owner.holder.rank, INDEX_BYTES) for owner in self.owners]
+        ways = [self._hop("id", self.rank, owner.holder.rank, INDEX_BYTES) for owner in self.owners]
+        hops = [hop for way in ways for hop in self._stepped(way)]
         names = ("permute", "splits", "lengths", "values", "weights", "recat")
         spans = self._spans("input_dist.splits.fused", *(f"input_dist.{name}.{self.family}" for name in names))
         return StageStory(stage="lookup_routing", told=told, hops=tuple(hops), spans=spans)
@@ -186,7 +190,8 @@ class _Guide:
             told += "; the batch owner pools" if self.table.pooling != "none" else ""
         if len(self.owners) > 1:
             told += "; the slices are joined"
-        hops = [hop for owner in self.owners for hop in self._way(owner, self.source.scenario.comms.forward)]
+        ways = [hop for owner in self.owners for hop in self._way(owner, self.source.scenario.comms.forward)]
+        hops = [hop for way in ways for hop in self._stepped(way)]
         if any(hop.what == "reduce_scatter" for hop in hops):
             told += "; NCCL passes the sums of a reduce_scatter along a ring, shown is the direct way"
         exchange = self._spans(*self._exchange_names("output_dist"), f"output_dist.join.{self.family}")
@@ -197,7 +202,8 @@ class _Guide:
         what = "its bag's vector" if self.pooled_at_owner else "its vector"
         told = f"the gradient of {what} goes the same way back to {_each(self.owners, 'the owner')}"
         ways = [self._way(owner, self.source.scenario.comms.backward) for owner in self.owners]
-        hops = [self._turned(hop) for way in ways for hop in reversed(way)]
+        turned = [self._turned(hop) for way in ways for hop in reversed(way)]
+        hops = [hop for way in turned for hop in self._stepped(way)]
         update = self._spans(f"embedding_backward.{self.family}", rank=self.owners[0].holder.rank)
         spans = (*self._spans(*self._exchange_names("output_dist_backward")), *update)
         return StageStory(stage="sparse_gradient_return", told=told, hops=tuple(hops), spans=spans)
@@ -263,6 +269,13 @@ class _Guide:
         """The hop of the backward that mirrors a hop of the forward."""
         what = "all_gather" if hop.what == "reduce_scatter" else hop.what
         return self._hop(what, hop.dst, hop.src, hop.nbytes)
+
+    def _stepped(self, hop: Hop) -> list[Hop]:
+        """The hop as all-to-alls run: perhaps in two steps, by way of a rank in the sender's node."""
+        if hop.what not in ("id", "all_to_all") or self.source.scenario.comms.all_to_all == "pairwise":
+            return [hop]
+        way = way_in_two_steps(Members(self.source.cluster, np.array(self.members)), hop.src, hop.dst)
+        return [self._hop(hop.what, *ends, hop.nbytes) for ends in pairwise(way)] or [hop]
 
     def _hop(self, what: str, src: int, dst: int, nbytes: float) -> Hop:
         cluster = self.source.cluster

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
-from foreshard.simulator.job.program import Collective, Compute, Dep, HostCopy, Op, Stage, Stream
+from foreshard.simulator.job.program import AllToAll, Collective, Compute, Dep, HostCopy, Op, Stage, Stream
 from foreshard.simulator.job.work import Work
 from foreshard.simulator.step.costs import CostModel
 
@@ -13,9 +13,10 @@ __all__ = ["OpList"]
 
 @dataclass(slots=True, kw_only=True)
 class OpList:
-    """Operations added so far; `costs` says what issuing them takes."""
+    """Operations added so far; `costs` says what issuing them takes, `steps` how every all_to_all is carried out."""
 
     costs: CostModel
+    steps: AllToAll = "pairwise"
     ops: list[Op] = field(default_factory=list)
 
     def compute(
@@ -50,7 +51,7 @@ class OpList:
                 label=label or _label(name),
                 stage=stage,
                 stream=stream,
-                work=work,
+                work=replace(work, steps=self.steps) if work.kind == "all_to_all" else work,
                 deps=deps,
                 batch=batch,
                 host_s=self.costs.issue(),

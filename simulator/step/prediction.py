@@ -29,7 +29,7 @@ from foreshard.simulator.step.engine import Engine, Lowering, Timeline
 from foreshard.simulator.step.inline import inlined
 from foreshard.simulator.step.intervals import Draw, DrawnStep, draws, draws_for, interval_of, scatters
 from foreshard.simulator.step.profiled_costs import ProfiledCosts
-from foreshard.simulator.step.profiles import constants_with, load_profile
+from foreshard.simulator.step.profiles import check_steps, constants_with, load_profile
 from foreshard.simulator.step.steps import build_program
 from foreshard.topologies.cluster import Cluster
 from foreshard.topologies.clusterfile import load_cluster_file
@@ -94,6 +94,7 @@ class Prediction:
         self.scenario = scenario
         machine = cluster or load_cluster(scenario.cluster)
         self.profile = profile or load_profile(scenario.cluster, machine)
+        check_steps(self.profile, scenario.comms)
         constants = constants_with(self.profile, scenario.constants)
         self.cluster = with_machine_constants(machine, constants)
         self.layout: ResolvedLayout = resolve_layout(scenario.layout, self.cluster.size)

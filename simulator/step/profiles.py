@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from functools import lru_cache
 from pathlib import Path
 
-from foreshard.simulator.job.scenario import ClusterChoice, Constant
+from foreshard.simulator.job.scenario import ClusterChoice, Comms, Constant
 from foreshard.simulator.job.suggestions import did_you_mean, shown_path
 from foreshard.simulator.measured.profile import Profile
 from foreshard.simulator.measured.profile_file import read_profile
@@ -15,7 +15,7 @@ from foreshard.simulator.step.constants import known_constants
 from foreshard.topologies.cluster import Cluster
 from foreshard.topologies.errors import InputError
 
-__all__ = ["check_profile", "constants_with", "load_profile"]
+__all__ = ["check_profile", "check_steps", "constants_with", "load_profile"]
 
 
 def load_profile(choice: ClusterChoice, cluster: Cluster) -> Profile | None:
@@ -45,6 +45,16 @@ def check_profile(profile: Profile, cluster: Cluster, *, where: str | None = Non
     problems = list(_mismatches(profile, cluster))
     if problems:
         raise InputError(problems, where=where)
+
+
+def check_steps(profile: Profile | None, comms: Comms) -> None:
+    """Return if what a profile measured are all-to-alls as a scenario runs them; raises InputError if not."""
+    measured = profile.collectives if profile is not None else ()
+    if comms.all_to_all != "pairwise" and any(curve.kind == "all_to_all" for curve in measured):
+        raise InputError(
+            f'comms.all_to_all = "{comms.all_to_all}", but cluster.profile measured plain send/recv: use pairwise, or '
+            "predict without its all_to_all"
+        )
 
 
 def _mismatches(profile: Profile, cluster: Cluster) -> Iterator[str]:

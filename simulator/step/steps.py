@@ -54,6 +54,7 @@ def build_program(
         demand=demand,
         sync=sync if layout.replicas > 1 else None,
         costs=costs,
+        steps=scenario.comms.all_to_all,
     )
     ops = builder.sparse_dist() if scenario.execution.pipeline == "sparse_dist" else builder.base()
     return StepProgram(world_size=layout.world_size, ops=ops, warmup_steps=_WARMUP[scenario.execution.pipeline])

@@ -26,7 +26,7 @@ IDLE, FULL = 21.96 * US, 75 * US
 
 def lowered(cluster, traffic, steps="pairwise"):
     ranks = Groups([np.arange(cluster.size)])
-    (found,) = lower(cluster, Collective(kind="all_to_all", groups=ranks, traffic=(traffic,)), steps)
+    (found,) = lower(cluster, Collective(kind="all_to_all", groups=ranks, traffic=(traffic,), steps=steps))
     return found
 
 

@@ -210,7 +210,7 @@ def test_the_two_steps_of_a_hierarchical_all_to_all_deliver_every_byte(name, nod
     matrix = np.random.default_rng(seed).random((cluster.size, cluster.size)) * 1e6
     collective = _all_to_all(np.arange(cluster.size), matrix)
     (plain,) = lower(cluster, collective)
-    (two_steps,) = lower(cluster, collective, "hierarchical")
+    (two_steps,) = lower(cluster, replace(collective, steps="hierarchical"))
     node = cluster.node_of
     crossing = matrix[node[:, None] != node[None, :]].sum()
     for lowered in (plain, two_steps):
