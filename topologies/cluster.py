@@ -180,6 +180,11 @@ class Cluster:
         and share links evenly; 0 without a path."""
         return self._fabric.host_rate("from_device")
 
+    @cached_property
+    def nvls(self) -> NDArray[np.bool_]:
+        """Whether switches of each node may add up, [nodes]; see `NodeSpec.nvls`."""
+        return np.array([kind.nvls for kind in self._at.kinds])[self._at.kind_of]
+
     # Links
 
     @property

@@ -56,6 +56,7 @@ def _read_kind(fields: Fields, gpus: Mapping[str, Gpu]) -> NodeSpec:
         host_memory_bytes=fields.quantity("host_memory", BYTES),
         nics=None if rows is None else tuple(_nic_row(fields, index, row) for index, row in enumerate(rows)),
         nvlink_relay=fields.flag("nvlink_relay", True),
+        nvls=fields.flag("nvls", True),
         source=fields.text("source", ""),
     )
     fields.finish()
@@ -131,6 +132,7 @@ def _kind_table(name: str, kind: NodeSpec) -> dict[str, Any]:
         "gpus": [gpu.name for gpu in kind.gpus],
         "host_memory": _text(kind.host_memory_bytes, BYTES, "B", "GiB"),
         "nvlink_relay": kind.nvlink_relay,
+        "nvls": kind.nvls,
         "source": kind.source,
         "links": [_link_table(link) for link in kind.links],
     }

@@ -81,7 +81,8 @@ class NodeSpec:
     LEAF and SWITCH stand for the switches outside. `nics` gives, per GPU, the NICs that carry its traffic; None
     lets every GPU use the nearest ones, shared evenly among the GPUs that are as near. With `nvlink_relay` one
     GPU passes on traffic of two others that have no direct NVLink, as NCCL does since 2.11 (NCCL_NVB_DISABLE=0);
-    without it such pairs go over PCIe and the CPUs.
+    without it such pairs go over PCIe and the CPUs. With `nvls` NVSwitches that can add up do so, as NCCL has it by
+    default (NCCL_NVLS_ENABLE=0 forbids it).
     """
 
     name: str
@@ -90,6 +91,7 @@ class NodeSpec:
     host_memory_bytes: float
     nics: tuple[tuple[str, ...], ...] | None = None
     nvlink_relay: bool = True
+    nvls: bool = True
     source: str = ""
 
     @property

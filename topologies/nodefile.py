@@ -140,7 +140,7 @@ def read_node(fields: Fields, parent: Fields) -> NodeSpec:
     name = fields.text("name", "node")
     gpus, nics = fields.integer("gpus", maximum=64), fields.integer("nics", 0, minimum=0, maximum=64)
     memory = fields.quantity("host_memory", BYTES)
-    relay = fields.flag("nvlink_relay", True)
+    relay, nvls = fields.flag("nvlink_relay", True), fields.flag("nvls", True)
     links = [*_nvlinks(fields, gpus), *_host_links(fields, gpus, nics)]
     chosen = _chosen_nics(fields, gpus, nics)
     source = fields.source("gpus", "nics", "cpus", "pcie_switches", "host_memory")
@@ -152,6 +152,7 @@ def read_node(fields: Fields, parent: Fields) -> NodeSpec:
         host_memory_bytes=memory,
         nics=chosen,
         nvlink_relay=relay,
+        nvls=nvls,
         source=source,
     )
 

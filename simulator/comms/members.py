@@ -138,6 +138,10 @@ class Members:
         path = self.cluster.path(int(node[0]), int(node[1])) if len(node) > 1 else ()
         return any("nvswitch" in self.cluster.link_name(link) for link in path)
 
+    def _may_reduce(self) -> bool:
+        """Whether switches may add up in every node with members."""
+        return bool(self.cluster.nvls[self.cluster.node_of[self.ranks]].all())
+
     @cached_property
     def hop_s(self) -> float:
         """The longest latency of the links between neighbouring nodes, in seconds, whatever the order of the group."""
@@ -158,7 +162,7 @@ class Members:
             port=1 / self.inside.transfer_s if len(inside) else inf,
             architecture=architecture,
             nvlink=bool(cluster.is_kind("nvlink")[inside].all()),
-            in_switch=self.in_switch and architecture in tables()["nvls"]["efficiency"],
+            in_switch=self.in_switch and architecture in tables()["nvls"]["efficiency"] and self._may_reduce(),
             post_s=machine_constant(cluster, "network_overhead_s"),
         )
 

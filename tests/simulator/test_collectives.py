@@ -94,6 +94,20 @@ def test_switches_reduce_on_hopper_and_not_on_ampere():
     assert "nvls" not in algorithm(load_preset("dgx-a100", 1), "all_reduce", 2.0**32)
 
 
+def test_switches_that_may_not_reduce_in_one_node_of_a_group_do_not_reduce_for_it():
+    """nvls = false is NCCL_NVLS_ENABLE=0: the ring's bound of 2 (n-1)/n comes back, too."""
+    group = '{{ preset = "dgx-h100", nodes = 1, node = {{ nvls = {} }} }}'
+    mixed = f'schema = 1\nname = "t"\ngroups = [{group.format("true")}, {group.format("false")}]\n'
+    cluster = Cluster(parse_cluster(mixed, where="t"))
+    assert algorithm(cluster, "all_reduce", 2.0**32, range(8)) == "nvls Simple"
+    assert algorithm(cluster, "all_reduce", 2.0**32, range(8, 16)) == "ring Simple"
+    assert "nvls" not in algorithm(cluster, "all_reduce", 2.0**32)
+    first, second = (
+        lower(cluster, uniform_collective("all_reduce", ranks, 450e9))[0].bound_s for ranks in (range(8), range(8, 16))
+    )
+    assert (first, second) == (pytest.approx(1.0), pytest.approx(2 * 7 / 8))
+
+
 def test_ll128_is_not_used_without_nvlink():
     sizes = [2.0**power for power in range(3, 34)]
     cluster = load_preset("pcie-4x", 2)

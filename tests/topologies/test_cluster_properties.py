@@ -41,6 +41,7 @@ def nodes(draw: st.DrawFn, shapes: tuple[str, ...] = ("none", "switch", "mesh"))
         "pcie_switches": draw(st.integers(0, 2)),
         "nvlink_topology": draw(st.sampled_from(shapes)),
         "nvlink_relay": draw(st.booleans()),
+        "nvls": draw(st.booleans()),
     }
     if table["nvlink_topology"] == "none":
         del table["nvlink"]

@@ -41,6 +41,7 @@ smp = "upi-sapphire-rapids"
 memory = "ddr5-4800-x8"
 nic = "ndr-400g"
 nvlink_relay = false
+nvls = false
 gpu_nics = [[0], [1]]
 source = "my own server"
 [fabric]
