@@ -10,7 +10,7 @@ import click
 
 from foreshard.topologies.cluster import Cluster
 from foreshard.topologies.clusterfile import load_cluster_file
-from foreshard.topologies.drawing import save_drawing
+from foreshard.topologies.drawing import check_drawing, save_drawing
 from foreshard.topologies.errors import InputError
 from foreshard.topologies.explicit import dump_cluster
 from foreshard.topologies.fields import near
@@ -48,11 +48,13 @@ degrade_option = click.option(
 @click.option("--nodes", type=click.IntRange(1, 1 << 20), help="Number of nodes (a machine: 1; a file: what it says).")
 @degrade_option
 @click.option("--json", "as_json", is_flag=True, help="Print JSON (bytes, bytes per second, seconds).")
-@click.option("--plot", type=click.Path(path_type=Path), help="Draw one or two nodes and the fabric into this PNG.")
+@click.option(
+    "--plot", type=click.Path(path_type=Path), metavar="FILE.png", help="Draw one or two nodes and the fabric into it."
+)
 def cluster(name_or_file: str, nodes: int | None, damage: tuple[str, ...], as_json: bool, plot: Path | None) -> None:
     """Show what a machine or cluster file resolves to: links, bandwidths, constants and where they are from."""
     if plot is not None:
-        check_writable(plot)
+        check_drawing(plot)
     found = open_cluster(name_or_file, nodes, degrade_factors(damage))
     click.echo(json.dumps(describe(found), indent=2) if as_json else describe_text(found))
     if plot is not None:
@@ -65,6 +67,8 @@ def degrade_factors(damage: tuple[str, ...]) -> dict[str, float]:
     factors, problems = {}, []
     for text in damage:
         pattern, _, factor = text.rpartition("=")
+        if pattern in factors:
+            problems.append(f"--degrade {pattern!r} is given twice: give each pattern of links one factor")
         try:
             factors[pattern] = float(factor)
         except ValueError:

@@ -16,7 +16,7 @@ from foreshard.topologies.output import check_writable, replaced
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-__all__ = ["draw_cluster", "save_drawing"]
+__all__ = ["check_drawing", "draw_cluster", "save_drawing"]
 
 # Colours that stay apart for colour-blind readers (Okabe and Ito); NVLink in the vendor's green.
 _COLOURS = {
@@ -50,20 +50,29 @@ _FILLS = {
     "spine": "#f5b7b1",
 }
 _HALF = 0.26
+# Kinds of file, and what to leave out of them: the same cluster gives the same bytes.
+_UNDATED: dict[str, dict[str, None]] = {".png": {}, ".svg": {"Date": None}, ".pdf": {"CreationDate": None}}
+
+
+def check_drawing(path: str | Path) -> None:
+    """Return if a drawing can be written at `path`; raises InputError for a path or a kind of file that cannot be."""
+    if Path(path).suffix not in _UNDATED:
+        kinds = ", ".join(_UNDATED)
+        raise InputError(f"{path}: drawings are written as {kinds}: name a file that ends with one of these")
+    check_writable(path)
 
 
 def save_drawing(cluster: Cluster, path: str | Path) -> None:
-    """Write the drawing as PNG (or what the suffix says); the file is never left half written.
+    """Write the drawing as PNG, SVG or PDF by the path's suffix; the file is never left half written.
 
-    Raises MissingDependencyError without matplotlib, InputError if the path cannot be written.
+    Raises MissingDependencyError without matplotlib, InputError for another suffix or a path that cannot be written.
     """
-    check_writable(path)
+    check_drawing(path)
     figure: Any = draw_cluster(cluster).figure
-    with replaced(path) as part:
-        try:
-            figure.savefig(part, dpi=150, bbox_inches="tight", facecolor="white")
-        except ValueError as error:
-            raise InputError(f"{path}: matplotlib cannot write this kind of file: {error}") from error
+    from matplotlib import rc_context
+
+    with replaced(path) as part, rc_context({"svg.hashsalt": cluster.name}):
+        figure.savefig(part, dpi=150, bbox_inches="tight", facecolor="white", metadata=_UNDATED[part.suffix])
 
 
 def draw_cluster(cluster: Cluster, ax: Axes | None = None) -> Axes:

@@ -13,7 +13,7 @@ from click.testing import CliRunner, Result
 from foreshard.topologies.cluster import Cluster
 from foreshard.topologies.clusterfile import load_cluster_file
 from foreshard.topologies.commands import COMMANDS, cluster, import_topology, open_cluster
-from foreshard.topologies.drawing import draw_cluster
+from foreshard.topologies.drawing import draw_cluster, save_drawing
 from foreshard.topologies.drawing_layout import Layout, shown_nodes
 from foreshard.topologies.errors import ForeshardError, InputError, MissingDependencyError
 from foreshard.topologies.presets import load_preset, preset_names
@@ -90,6 +90,7 @@ def test_degraded_links_are_listed() -> None:
         (["absent.toml"], "absent.toml: cannot be read"),
         (["p5.48xlarge", "--degrade", "nic=half"], "'half' is not a number"),
         (["p5.48xlarge", "--degrade", "0.5"], "names no links"),
+        (["p5.48xlarge", "--degrade", "*nic*=0.5", "--degrade", "*nic*=0.2"], "'*nic*' is given twice"),
         (["p5.48xlarge", "--nodes", "2", "--degrade", "node0/nic*->*=0"], "ranks 0-7: no route to a NIC"),
         (["p5.48xlarge", "--plot", "nowhere/x.png"], "does not exist"),
     ],
@@ -119,12 +120,23 @@ def test_a_drawing_is_written_whole(tmp_path: Path) -> None:
     assert (tmp_path / "p.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_an_unknown_kind_of_picture_is_a_users_mistake(tmp_path: Path) -> None:
-    """matplotlib's complaint becomes one line that names the file."""
-    pytest.importorskip("matplotlib")
-    result = run("cluster", "pcie-4x", "--plot", str(tmp_path / "p.docx"))
+@pytest.mark.parametrize("name", ["p.docx", "p.jpg", "p.PNG", "p", ".png"])
+def test_an_unknown_kind_of_picture_is_a_users_mistake(name: str, tmp_path: Path) -> None:
+    """One line names the file and the kinds there are, before anything is printed or written."""
+    result = run("cluster", "pcie-4x", "--plot", str(tmp_path / name))
     assert isinstance(result.exception, InputError)
+    assert f"{name}: drawings are written as .png, .svg, .pdf" in str(result.exception)
+    assert result.output == ""
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("kind", ["png", "svg", "pdf"])
+def test_the_same_cluster_gives_the_same_picture(kind: str, tmp_path: Path) -> None:
+    """No date and no random name is in a drawing."""
+    pytest.importorskip("matplotlib")
+    for name in ("one", "other"):
+        save_drawing(load_preset("pcie-4x"), tmp_path / f"{name}.{kind}")
+    assert (tmp_path / f"one.{kind}").read_bytes() == (tmp_path / f"other.{kind}").read_bytes()
 
 
 def test_without_matplotlib_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
