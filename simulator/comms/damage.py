@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 
@@ -11,11 +12,24 @@ from foreshard.simulator.comms.collectives import lower
 from foreshard.simulator.comms.single import CollectiveResult, ranks_of, run_one, uniform_collective
 from foreshard.simulator.job.program import AllToAll
 from foreshard.topologies.cluster import Cluster
-from foreshard.topologies.units import format_bytes, format_us
+from foreshard.topologies.units import format_bytes
 
-__all__ = ["CollectiveDamage", "damage_of_collective"]
+__all__ = ["SAME", "UNDAMAGED", "CollectiveDamage", "apart", "damage_of_collective"]
 
-_SAME = 1e-9  # of a time: a smaller change is rounding
+SAME = 1e-5  # of a time: a smaller change is none, 0.1 us of 10 ms
+UNDAMAGED = "a factor of 1: nothing is damaged"
+_DECIMALS = {"us": 1, "ms": 3}  # where fewer do not matter
+_SCALES = {"us": 1e6, "ms": 1e3}
+
+
+def apart(unit: Literal["us", "ms"], *seconds: float) -> list[str]:
+    """Return times in a unit, with as many decimals as tell them apart, and a single one from zero."""
+    scale, others = _SCALES[unit], seconds if len(seconds) > 1 else (*seconds, 0.0)
+    for decimals in range(_DECIMALS[unit], 15):
+        told = [f"{each * scale:.{decimals}f} {unit}" for each in others]
+        if len(set(told)) == len(told):
+            break
+    return told[: len(seconds)]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -46,6 +60,7 @@ def damage_of_collective(
     """Yield what each pattern of damaged links of a cluster does to collectives that `run_one` predicted on it."""
     for pattern, factor in cluster.spec.degrade.items():
         whole, links = cluster.mended(pattern), cluster.links_named(pattern)
+        names = {cluster.link_name(link) for link in links.tolist()}
         for result in results:
             before = run_one(whole, result.kind, result.nbytes, all_to_all, ranks_per_node)
             ranks = ranks_of(whole, ranks_per_node)
@@ -60,12 +75,20 @@ def damage_of_collective(
                 link_bytes=float(carried[links].max()),
                 whole_time_s=before.time_s,
                 time_s=result.time_s,
-                reason=_reason(before, result, factor) if carried[links].any() else "unused: no bytes of it cross them",
+                reason=_reason(before, result, factor, names) if carried[links].any() else _UNUSED,
             )
 
 
-def _reason(before: CollectiveResult, now: CollectiveResult, factor: float) -> str:
+_UNUSED = "unused: no bytes of it cross them"
+
+
+def _reason(before: CollectiveResult, now: CollectiveResult, factor: float, names: set[str]) -> str:
+    if factor == 1:
+        return UNDAMAGED
     detour = "" if factor else "its bytes go another way; "
-    if abs(now.time_s - before.time_s) > _SAME * before.time_s:
-        return f"{detour}takes {format_us(now.time_s)} instead of {format_us(before.time_s)}"
+    if abs(now.time_s - before.time_s) > SAME * before.time_s:
+        times = apart("us", now.time_s, before.time_s)
+        return f"{detour}takes {times[0]} instead of {times[1]}"
+    if now.bottleneck in names:
+        return f"{detour}no change: what is left of them is more than it takes"
     return f"{detour}no change, they are not the bottleneck: it is bound by {now.bottleneck or 'latency'}"

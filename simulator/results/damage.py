@@ -9,17 +9,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from foreshard.simulator.comms.damage import SAME, UNDAMAGED, apart
 from foreshard.simulator.job.program import StepProgram
 from foreshard.simulator.job.trace import StepTrace
 from foreshard.simulator.results.link_load import LinkLoads
 from foreshard.simulator.step.prediction import Prediction
-from foreshard.topologies.units import format_ms
 
 __all__ = ["Damage", "damage_of_step"]
 
 FloatArray = NDArray[np.float64]
-
-_SAME = 1e-9  # of a time: a smaller change is rounding
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -88,23 +86,30 @@ class _Use:
 
     @property
     def slower(self) -> bool:
-        return self.time_s > self.whole_s * (1 + _SAME)
+        return self.time_s > self.whole_s * (1 + SAME)
 
     def words(self) -> str:
-        return f"{self.name} takes {format_ms(self.time_s)} instead of {format_ms(self.whole_s)}"
+        if self.time_s == self.whole_s:
+            return f"{self.name} takes {apart('ms', self.time_s)[0]} as before"
+        now, whole = apart("ms", self.time_s, self.whole_s)
+        return f"{self.name} takes {now} instead of {whole}"
 
 
 def _reason(source: Prediction, whole: Prediction, links: NDArray[np.int64], factor: float) -> str:
+    if factor == 1:
+        return UNDAMAGED
     uses = list(_uses(source, whole, links))
     worst = max(uses, key=lambda use: use.time_s - use.whole_s)
     longest = max(uses, key=lambda use: use.whole_s)
     detour = "" if factor else "missing, its bytes go another way; "
     change = source.step_time_s - whole.step_time_s
-    if abs(change) > _SAME * whole.step_time_s:
+    if abs(change) > SAME * whole.step_time_s:
         how = "longer" if change > 0 else "shorter, since transfers overlap otherwise"
-        return f"{detour}the step takes {format_ms(abs(change))} {how}: {worst.words()}"
+        return f"{detour}the step takes {apart('ms', abs(change))[0]} {how}: {worst.words()}"
     if worst.slower:
         return f"{detour}no change of the step: {worst.words()}, behind other work"
+    if longest.bound_by in {source.cluster.link_name(link) for link in links.tolist()}:
+        return f"{detour}no change: what is left of it is more than {longest.name}, the longest over it, takes"
     bound = f"{longest.name}, the longest over it, is bound by {longest.bound_by}"
     return f"{detour}no change, it is not the bottleneck: {bound}"
 

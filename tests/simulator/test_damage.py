@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from foreshard.simulator.comms.damage import damage_of_collective
+from foreshard.simulator.comms.damage import apart, damage_of_collective
 from foreshard.simulator.comms.single import run_one
 from foreshard.simulator.files.document import parse_override
 from foreshard.simulator.files.reading import read_scenario
@@ -76,6 +76,20 @@ def test_a_missing_link_sends_its_bytes_another_way():
     (found,) = damage_of_step(prediction("cluster.preset=p4d.24xlarge", **{NIC: 0}))
     assert found.busy_s is None
     assert found.reason.startswith("missing, its bytes go another way; the step takes")
+
+
+def test_a_factor_of_one_damages_nothing():
+    (found,) = damage_of_step(prediction(**{NIC: 1}))
+    assert found.step_time_s == found.whole_step_time_s
+    assert found.reason == "a factor of 1: nothing is damaged"
+
+
+def test_an_operation_that_leaves_room_on_what_is_left_says_so():
+    """Of replicated tables only the dense all-reduce crosses NICs, by NVLS trees that reach less than 97 % of them."""
+    replicated = ('plan={ default = "data_parallel" }', "workload.tables=criteo-kaggle")
+    (found,) = damage_of_step(prediction(*replicated, **{NIC: 0.97}))
+    assert found.step_time_s == found.whole_step_time_s
+    assert found.reason == "no change: what is left of it is more than dense_all_reduce, the longest over it, takes"
 
 
 def test_every_damage_is_told_beside_the_others():
@@ -150,6 +164,21 @@ def test_a_collective_says_what_damage_does_to_it():
     assert (unused.link_bytes, unused.reason) == (0.0, "unused: no bytes of it cross them")
     assert masked.link_bytes > 0
     assert masked.reason == "no change, they are not the bottleneck: it is bound by node0/nic3->leaf0"
+
+
+def test_a_collective_that_takes_less_than_what_is_left_says_so():
+    """An all_reduce by NVLS trees is bound by the NICs, of which it reaches less than 97 %."""
+    cluster = load_preset("p5.48xlarge", 2, {NIC: 0.97})
+    (found,) = damage_of_collective(cluster, [run_one(cluster, "all_reduce", 2.0**30)])
+    assert found.time_s == found.whole_time_s
+    assert found.reason == "no change: what is left of them is more than it takes"
+
+
+def test_times_have_as_many_decimals_as_tell_them_apart():
+    assert apart("us", 1e-3, 2e-3) == ["1000.0 us", "2000.0 us"]
+    assert apart("us", 1e-3, 1.000002e-3) == ["1000.000 us", "1000.002 us"]
+    assert apart("ms", 3e-8) == ["0.00003 ms"]
+    assert apart("ms", 5e-3) == ["5.000 ms"]
 
 
 def test_the_collective_command_takes_damage_and_prints_the_sentence():
