@@ -32,7 +32,8 @@ from foreshard.simulator.files.reading import read_scenario
 from foreshard.simulator.job.program import StepProgram
 from foreshard.simulator.job.scenario import Scenario
 from foreshard.simulator.step.prediction import Prediction
-from foreshard.topologies.errors import ForeshardError, InputError
+from foreshard.topologies.cli import run
+from foreshard.topologies.errors import InputError
 
 __all__ = ["Trained", "main", "measure_training", "run_rank"]
 
@@ -160,15 +161,10 @@ def _other_nodes(world: World, job: _Job) -> list[str]:
 def main(scenario: str, **choices: Any) -> None:
     """Run SCENARIO as one of the ranks that torchrun started; rank 0 prints the measured step."""
     need_torch("a real run")
-    run_rank(RunOrder(scenario=scenario, **choices))
+    order = RunOrder(scenario=scenario, **choices)
+    order.check_limits()
+    run_rank(order)
 
 
 if __name__ == "__main__":
-    try:
-        main(standalone_mode=False)
-    except ForeshardError as error:  # of a rank that could not join; the others say the rest
-        click.echo(f"error: {error}", err=True)
-        sys.exit(error.exit_code)
-    except click.ClickException as error:
-        error.show()
-        sys.exit(ForeshardError.exit_code)
+    sys.exit(run(sys.argv[1:], main))  # told here: why this rank could not join; the others say the rest

@@ -9,9 +9,10 @@ import click
 from foreshard.calibration.launch.launcher import need_torch, run_here
 from foreshard.calibration.launch.run_order import RunOrder, run_options
 from foreshard.calibration.testbed.bed import Testbed
+from foreshard.calibration.testbed.shape import check_bed
 from foreshard.calibration.testbed.starting import run_in_bed
 from foreshard.simulator.files.reading import read_scenario
-from foreshard.topologies.errors import InputError
+from foreshard.topologies.errors import InputError, check_all
 
 __all__ = ["run"]
 
@@ -27,10 +28,13 @@ def run(nproc: int | None, shape: str | None, rate: str | None, scenario: str, *
     On the GPUs there are with NCCL, else on CPUs with gloo. A scenario of a machine with other than so many ranks is
     run on those there are. On several machines start `torchrun ... -m foreshard.calibration.run SCENARIO` on each.
     """
-    _check(nproc, shape, rate)
     order = RunOrder(scenario=scenario, **choices)
-    read_scenario(order.scenario, order.overrides)  # mistakes are told once, not by every rank
-    order.check_outputs()
+    check_all(  # mistakes are told once, not by every rank
+        lambda: _check(nproc, shape, rate),
+        order.check_limits,
+        lambda: read_scenario(order.scenario, order.overrides),
+        order.check_outputs,
+    )
     need_torch("a real run")
     worker = ["-m", "foreshard.calibration.run", *order.arguments()]
     if shape is None:
@@ -49,3 +53,5 @@ def _check(nproc: int | None, shape: str | None, rate: str | None) -> None:
         problems.append("--rate is of a testbed: give --testbed too, such as --testbed 2x2")
     if problems:
         raise InputError(problems)
+    if shape and rate:
+        check_bed(shape, rate)

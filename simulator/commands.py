@@ -11,7 +11,7 @@ import click
 
 from foreshard.simulator.results.explain_command import explain_command
 from foreshard.simulator.torchrec.plan_commands import PLAN_COMMANDS
-from foreshard.topologies.errors import InputError
+from foreshard.topologies.errors import InputError, check_all
 from foreshard.topologies.output import check_writable, write_text
 
 __all__ = ["COMMANDS"]
@@ -73,7 +73,7 @@ def predict(
         raise InputError("--ranks says whose timelines --trace writes: give --trace DIR too")
     chosen = _parse_ranks(ranks) if ranks is not None else None
     prediction = Prediction(read_scenario(scenario, overrides))
-    _check_all(
+    check_all(
         (lambda: check_ranks(chosen, prediction.cluster.size)) if chosen is not None and chosen != "all" else None,
         (lambda: check_trace_folder(trace)) if trace is not None else None,
         (lambda: check_plot(plot)) if plot is not None else None,
@@ -122,7 +122,7 @@ def compare(
     from foreshard.simulator.results.sweep_store import store_beside
 
     x = _numeric_key(varied) if plot is not None else ""
-    _check_all(
+    check_all(
         (lambda: check_plot(plot)) if plot is not None else None,
         (lambda: check_writable(csv)) if csv is not None else None,
     )
@@ -151,18 +151,6 @@ def _parse_ranks(text: str) -> list[int] | Literal["all"]:
         return [int(part) for part in text.split(",")]
     except ValueError:
         raise InputError(f"--ranks {text!r} is not a list of ranks: write all, or numbers such as 0,5") from None
-
-
-def _check_all(*checks: Callable[[], object] | None) -> None:
-    """Return if no check refuses; raises one InputError with every mistake."""
-    problems: list[str] = []
-    for check in filter(None, checks):
-        try:
-            check()
-        except InputError as error:
-            problems.extend(error.problems)
-    if problems:
-        raise InputError(problems)
 
 
 def _numeric_key(varied: Sequence[str]) -> str:

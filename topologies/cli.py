@@ -89,10 +89,12 @@ def main() -> None:
     sys.exit(run(sys.argv[1:]))
 
 
-def run(arguments: list[str]) -> int:
-    """Run the command with these arguments and return its exit code; user errors go to stderr as "error: ..."."""
+def run(arguments: list[str], command: click.Command | None = None) -> int:
+    """Run foreshard, or another command, with these arguments and return its exit code; user errors go to stderr as
+    "error: ..."."""
     try:
-        code = assemble().main(arguments, prog_name="foreshard", standalone_mode=False)
+        command = command or assemble()
+        code = command.main(arguments, prog_name="foreshard", standalone_mode=False)
         sys.stdout.flush()
     except ForeshardError as error:
         text = error.told(_MISTAKES_SHOWN) if isinstance(error, InputError) else str(error)

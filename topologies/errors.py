@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 __all__ = [
     "BoundViolationError",
@@ -15,6 +15,7 @@ __all__ = [
     "NoRouteError",
     "UnavailableError",
     "UnitError",
+    "check_all",
 ]
 
 
@@ -73,3 +74,16 @@ class DeadlockError(ForeshardError, RuntimeError):
 
 class BoundViolationError(ForeshardError, AssertionError):
     """A predicted time lies below its closed-form lower bound: a bug in foreshard, never in the input."""
+
+
+def check_all(*checks: Callable[[], object] | None) -> None:
+    """Return if no check refuses; raises one InputError with every mistake that they name."""
+    problems: list[str] = []
+    for check in filter(None, checks):
+        try:
+            check()
+        except InputError as error:
+            where = f"{error.where}: " if error.where else ""
+            problems += [where + problem for problem in error.problems]
+    if problems:
+        raise InputError(problems)

@@ -23,15 +23,16 @@ from foreshard.calibration.runner.stand_in import host_of
 from foreshard.calibration.testbed.bed import Testbed
 from foreshard.calibration.testbed.shape import parse_shape
 from foreshard.calibration.testbed.starting import measure_in_bed
-from foreshard.calibration.validation.rank import read_measured
+from foreshard.calibration.validation.case_file import CaseFile
 from foreshard.calibration.validation.records import Outcome
 from foreshard.calibration.validation.scoring import pairs_in_order
-from foreshard.calibration.validation.validate_command import estimate_s, folder_of, parse_bed
+from foreshard.calibration.validation.validate_command import beds_of, estimate_s, folder_of
 from foreshard.calibration.validation.validate_text import outcomes_table, scores_table
 from foreshard.simulator.measured.profile import Profile
 from foreshard.simulator.measured.profile_file import read_profile, save_profile
 from foreshard.simulator.step.prediction import Prediction
-from foreshard.topologies.errors import InputError
+from foreshard.topologies.cli import run
+from foreshard.topologies.errors import InputError, check_all
 from foreshard.topologies.output import check_folder
 
 _BEDS = "2x2@500 Mbit/s,2x2@200 Mbit/s,2x1@500 Mbit/s"
@@ -44,13 +45,14 @@ _BEDS = "2x2@500 Mbit/s,2x2@200 Mbit/s,2x1@500 Mbit/s"
 @click.option("--json", "as_json", is_flag=True, help="Print JSON, in seconds.")
 def judge(beds: str, seed: int, output: Path, as_json: bool) -> int:
     """Train TorchRec's DistributedModelParallel on calibrated testbeds, beside its prediction and its own planner."""
-    check_folder(output)
+    check_all(lambda: beds_of(beds), lambda: check_folder(output))
     outcomes: list[Outcome] = []
-    for text in beds.split(","):
-        shape, rate = parse_bed(text)
+    for shape, rate in beds_of(beds):
         folder = folder_of(output, shape, rate)
         if not (folder / "profile.json").exists():
-            raise InputError(f"{folder} has no profile: run `foreshard validate --testbed {text!r} -o {output}` first")
+            raise InputError(
+                f'{folder} has no profile: run `foreshard validate --testbed "{shape}@{rate}" -o {output}` first'
+            )
         _measure(folder, shape, rate, seed)
         outcomes += _outcomes(folder, f"{shape} {rate}", shape, seed)
     right, pairs = pairs_in_order(outcomes, lambda one: one.predicted_s)
@@ -72,7 +74,7 @@ def _measure(folder: Path, shape: str, rate: str, seed: int) -> None:
     order = Order(cluster=str((folder / "cluster.toml").absolute()), shape=shape, seed=seed)
     wanted = {case.name for case in judged_cases(parse_shape(shape), seed)}
     single, together = folder / "torchrec-alone.jsonl", folder / "torchrec.jsonl"
-    if read_measured(single) and wanted <= {one.name for one in read_measured(together)}:
+    if CaseFile(single).read(seed) and wanted <= {one.name for one in CaseFile(together).read(seed)}:
         return
     with Testbed(shape, rate) as bed:
         measure_in_bed(bed, "foreshard.calibration.judge.rank", single, replace(order, alone=True))
@@ -82,7 +84,7 @@ def _measure(folder: Path, shape: str, rate: str, seed: int) -> None:
 def _outcomes(folder: Path, bed: str, shape: str, seed: int) -> Sequence[Outcome]:
     profile = folder / "torchrec-profile.json"
     save_profile(_scaled(read_profile(folder / "profile.json"), folder, seed), profile)
-    measured = {one.name: one for one in read_measured(folder / "torchrec.jsonl")}
+    measured = {one.name: one for one in CaseFile(folder / "torchrec.jsonl").read(seed)}
     return [
         _outcome(case.job, case.way, bed, measured[case.name].step_time_s, _on(case.scenario, folder, profile))
         for case in judged_cases(parse_shape(shape), seed)
@@ -105,7 +107,7 @@ def _outcome(job: str, way: str, bed: str, measured_s: float, prediction: Predic
 
 def _scaled(profile: Profile, folder: Path, seed: int) -> Profile:
     """The profile with all work scaled by what TorchRec takes alone over what our operators would."""
-    took = np.median([one.step_time_s for one in read_measured(folder / "torchrec-alone.jsonl")])
+    took = np.median([one.step_time_s for one in CaseFile(folder / "torchrec-alone.jsonl").read(seed)])
     own = folder / "own.json"
     save_profile(replace(profile, collectives=(), pairs=(), constants=()), own)
     scenario = timed_alone(seed).scenario
@@ -117,4 +119,4 @@ def _scaled(profile: Profile, folder: Path, seed: int) -> Profile:
 
 
 if __name__ == "__main__":
-    sys.exit(judge())
+    sys.exit(run(sys.argv[1:], judge))

@@ -22,8 +22,8 @@ from foreshard.calibration.launch.place import Place
 from foreshard.calibration.launch.world import World
 from foreshard.calibration.runner.stand_in import host_of
 from foreshard.calibration.testbed.shape import parse_shape
+from foreshard.calibration.validation.case_file import CaseFile
 from foreshard.calibration.validation.cases import Case
-from foreshard.calibration.validation.rank import read_measured
 from foreshard.calibration.validation.records import MeasuredCase
 from foreshard.simulator.step.prediction import Prediction
 from foreshard.topologies.clusterfile import load_cluster_file
@@ -48,11 +48,13 @@ class Order:
 def train_cases(file: str | Path, order: Order) -> None:
     """Train as the rank that the environment says; rank 0 appends to `file`."""
     torch.set_num_threads(1)
-    path, place = Path(file), Place.from_environment()
+    kept, place = CaseFile(file), Place.from_environment()
     world = _world(place, order)
     cluster = host_of(1) if order.alone else load_cluster_file(order.cluster)
+    if place.rank == 0:
+        kept.begin()
     cases = [timed_alone(order.seed)] if order.alone else judged_cases(parse_shape(order.shape), order.seed)
-    done = world.everyones([one.name for one in read_measured(path)])[0]
+    done = world.everyones([one.name for one in kept.read(order.seed)])[0]
     for case in cases:
         if case.name in done:
             continue
@@ -61,8 +63,7 @@ def train_cases(file: str | Path, order: Order) -> None:
             case, Job(Prediction(case.scenario, cluster), world.rank).train(order.warmup + order.steps), order
         )
         if place.rank == 0:
-            with path.open("ab") as kept:
-                kept.write(msgspec.json.encode(record) + b"\n")
+            kept.add(record)
     world.close()
 
 
@@ -86,7 +87,8 @@ def _record(case: Case, result, order: Order) -> MeasuredCase:  # type: ignore[n
     times = np.array(result.step_s[order.warmup :])
     low, high = np.percentile(times, [10, 90]).tolist()
     return MeasuredCase(
-        name=case.name, round=0, step_time_s=float(np.median(times)), low_s=low, high_s=high, stages_s={}
+        name=case.name, round=0, seed=order.seed, step_time_s=float(np.median(times)), low_s=low, high_s=high,
+        stages_s={},
     )  # fmt: skip
 
 

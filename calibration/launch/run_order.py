@@ -9,8 +9,7 @@ from typing import Any, TypeVar
 
 import click
 
-from foreshard.topologies.errors import InputError, UnitError
-from foreshard.topologies.output import check_writable
+from foreshard.topologies.errors import InputError, UnitError, check_all
 from foreshard.topologies.units import SECONDS, parse_quantity
 
 __all__ = ["RunOrder", "run_options"]
@@ -38,8 +37,8 @@ class RunOrder:
     plot: Path | None = None
     as_json: bool = False
 
-    def __post_init__(self) -> None:
-        """Raises InputError with every limit that is no time."""
+    def check_limits(self) -> None:
+        """Raise InputError with every limit that is no time."""
         problems = []
         for option, text in (("--hang-limit", self.hang_limit), ("--join-limit", self.join_limit)):
             try:
@@ -65,11 +64,11 @@ class RunOrder:
         from foreshard.simulator.results.drawing import check_plot
         from foreshard.simulator.results.side_by_side import check_trace_folders
 
-        if self.trace is not None:
-            check_trace_folders(self.trace)
-        if self.plot is not None:
-            check_plot(self.plot)
-            check_writable(self.plot)
+        trace, plot = self.trace, self.plot
+        check_all(
+            (lambda: check_trace_folders(trace)) if trace is not None else None,
+            (lambda: check_plot(plot)) if plot is not None else None,
+        )
 
     def arguments(self) -> list[str]:
         """The order as arguments of `python -m foreshard.calibration.run`."""

@@ -16,12 +16,11 @@ from foreshard.calibration.launch.launcher import need_torch, run_here
 from foreshard.calibration.measure.device_profile import device_profile, work_text
 from foreshard.calibration.measure.device_rank import DeviceOrder, measure_device
 from foreshard.calibration.measure.device_records import DeviceFile
-from foreshard.calibration.measure.profile_parts import lay_into
+from foreshard.calibration.measure.profile_parts import check_output, lay_into
 from foreshard.calibration.testbed.bed import Testbed
-from foreshard.calibration.testbed.starting import check_start, run_in_bed, worker_arguments
+from foreshard.calibration.testbed.starting import check_start, ranks_started, run_in_bed, worker_arguments
 from foreshard.simulator.job.scenario import Optimizer
-from foreshard.simulator.measured.profile_file import read_profile
-from foreshard.topologies.output import check_writable
+from foreshard.topologies.errors import check_all
 
 __all__ = ["device"]
 
@@ -46,10 +45,10 @@ def device(
     Every rank trains small drawn jobs on rows of its own, operation by operation as `foreshard run` does. Finished jobs
     are kept beside OUTPUT: an interrupted run goes on where it stopped.
     """
-    check_start("device", shape, nproc)
-    check_writable(output)
-    if output.exists():
-        read_profile(output)
+    check_all(
+        lambda: check_start("device", shape, nproc),
+        lambda: check_output(output, ranks_started(shape, nproc)),
+    )
     need_torch("measuring a device")
     file = output.with_name(f"{output.name}.device.part")
     order = DeviceOrder(jobs=jobs, steps=steps, optimizer=optimizer, seed=seed, bed=f"testbed {shape}" * bool(shape))

@@ -17,12 +17,11 @@ from foreshard.calibration.measure.link_profile import link_profile
 from foreshard.calibration.measure.link_records import RecordFile
 from foreshard.calibration.measure.link_report import link_rows, link_text
 from foreshard.calibration.measure.links_worker import WorkerOptions, measure_links
-from foreshard.calibration.measure.profile_parts import lay_into
+from foreshard.calibration.measure.profile_parts import check_output, lay_into
 from foreshard.calibration.testbed.bed import Testbed
-from foreshard.calibration.testbed.starting import check_start, run_in_bed, worker_arguments
-from foreshard.simulator.measured.profile_file import read_profile
-from foreshard.topologies.errors import InputError, UnitError
-from foreshard.topologies.output import check_writable
+from foreshard.calibration.testbed.shape import bed_link
+from foreshard.calibration.testbed.starting import check_start, ranks_started, run_in_bed, worker_arguments
+from foreshard.topologies.errors import InputError, UnitError, check_all
 from foreshard.topologies.units import BYTES, SECONDS, parse_quantity
 
 __all__ = ["links"]
@@ -53,12 +52,13 @@ def links(
     Every group that a layout can use is measured: the world, groups inside nodes and across them, all at once. Finished
     points are kept beside OUTPUT until all are there: an interrupted run goes on where it stopped.
     """
-    check_start("links", shape, nproc)
-    _check(shape, rate, burst, pin)
+    check_all(
+        lambda: check_start("links", shape, nproc),
+        lambda: _check(shape, rate, burst, pin),
+        lambda: _plan(choices),
+        lambda: check_output(output, ranks_started(shape, nproc)),
+    )
     plan = _plan(choices)
-    check_writable(output)
-    if output.exists():
-        read_profile(output)
     need_torch("measuring links")
     file = output.with_name(f"{output.name}.links.part")
     code = _measure(file, plan, shape, str(rate), burst, pin, nproc)
@@ -72,6 +72,8 @@ def _check(shape: str | None, rate: str | None, burst: str | None, pin: bool) ->
         raise InputError('--testbed needs --rate, what its links carry: --rate "500 Mbit/s"')
     if not shape and (rate or burst or pin):
         raise InputError("--rate, --burst and --pin are of a testbed: give --testbed too, such as --testbed 2x2")
+    if shape and rate:
+        bed_link(rate, burst)
 
 
 def _plan(choices: Mapping[str, str | int]) -> LinkPlan:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from foreshard.topologies.errors import InputError, UnitError
+from foreshard.topologies.errors import InputError, UnitError, check_all
 from foreshard.topologies.units import BYTES, BYTES_PER_S, format_bytes, parse_quantity
 
-__all__ = ["FRAME_BYTES", "MTU", "PAYLOAD_SHARE", "BedLink", "BedShape", "bed_link", "parse_shape"]
+__all__ = ["FRAME_BYTES", "MTU", "PAYLOAD_SHARE", "BedLink", "BedShape", "bed_link", "check_bed", "parse_shape"]
 
 MTU = 9000
 """Bytes of an IP packet between nodes: jumbo frames, as clusters use them; fewer packets cost the cores less."""
@@ -96,6 +96,11 @@ def bed_link(rate: str | float, burst: str | float | None = None) -> BedLink:
     if burst_bytes is None:
         burst_bytes = max(_LEAST_BURST_BYTES, rate_bytes_per_s * _WAKE_UP_S)
     return BedLink(rate_bytes_per_s=rate_bytes_per_s, burst_bytes=burst_bytes)
+
+
+def check_bed(shape: str, rate: str, burst: str | None = None) -> None:
+    """Return if a testbed can look like that; raises InputError with every mistake."""
+    check_all(lambda: parse_shape(shape), lambda: bed_link(rate, burst))
 
 
 def _quantity(option: str, value: str | float, units: dict[str, float], problems: list[str]) -> float | None:

@@ -10,13 +10,14 @@ from pathlib import Path
 import msgspec
 
 from foreshard.calibration.testbed.bed import Testbed
+from foreshard.calibration.testbed.shape import parse_shape
 from foreshard.topologies.errors import ForeshardError, InputError, UnavailableError
 
-__all__ = ["check_start", "measure_in_bed", "run_in_bed", "worker_arguments"]
+__all__ = ["check_start", "measure_in_bed", "ranks_started", "run_in_bed", "worker_arguments"]
 
 
 def check_start(command: str, shape: str | None, nproc: int | None) -> None:
-    """Raise InputError unless ranks are started in exactly one way."""
+    """Return if ranks are started in exactly one way; raises InputError."""
     if shape and nproc:
         raise InputError("--testbed and --nproc both start ranks: give one")
     if not shape and nproc is None and "RANK" not in os.environ:
@@ -24,6 +25,13 @@ def check_start(command: str, shape: str | None, nproc: int | None) -> None:
             "no ranks: give --nproc N or --testbed NxR, or start them all with "
             f"`torchrun --nproc-per-node N --no-python foreshard calibrate {command} ...`"
         )
+
+
+def ranks_started(shape: str | None, nproc: int | None) -> tuple[int, ...] | None:
+    """Ranks of each node that will be started, None where torchrun has started them. Raises InputError."""
+    if shape:
+        return parse_shape(shape).ranks_per_node
+    return (nproc,) if nproc else None
 
 
 def worker_arguments(module: str, file: Path, order: object) -> list[str]:

@@ -13,6 +13,8 @@ from tabulate import tabulate
 
 from foreshard.calibration.testbed.bed import Testbed
 from foreshard.calibration.testbed.description import Probe, cluster_text, probe_bed
+from foreshard.calibration.testbed.shape import check_bed
+from foreshard.topologies.errors import check_all
 from foreshard.topologies.output import check_writable, write_text
 from foreshard.topologies.units import format_bandwidth, format_bytes, format_us
 
@@ -37,8 +39,10 @@ def testbed(
     Nodes are network namespaces on a bridge, each behind a link of the given rate. Without COMMAND the bed is probed:
     what every link carries, what loopback and a rank's cores do. Needs Linux, root, ip and tc.
     """
-    if output is not None:
-        check_writable(output)
+    check_all(
+        lambda: check_bed(shape, rate, burst),
+        (lambda: check_writable(output)) if output is not None else None,
+    )
     with Testbed(shape, rate, burst=burst) as bed:
         if bed.leftovers:
             click.echo(f"removed {len(bed.leftovers)} namespaces that a killed run had left", err=True)

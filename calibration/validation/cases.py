@@ -11,7 +11,10 @@ from foreshard.simulator.job.scenario import ClusterChoice, Comms, Execution, Pi
 from foreshard.simulator.job.sharding import Plan, ShardingType, TableSharding
 from foreshard.simulator.job.workload import Access, Dense, Table, Workload
 
-__all__ = ["Case", "cases_of"]
+__all__ = ["SEED", "Case", "cases_of"]
+
+SEED = 7
+"""Of the ids that a validation draws, unless another is given."""
 
 _ROWS, _DIM, _TABLES = 5_000, 64, 8
 _INTERVAL = 4  # steps between averages of replicas

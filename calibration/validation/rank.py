@@ -17,6 +17,7 @@ from foreshard.calibration.launch.measured import MeasuredRun
 from foreshard.calibration.launch.session import Limits, Session
 from foreshard.calibration.run import measure_training
 from foreshard.calibration.testbed.shape import parse_shape
+from foreshard.calibration.validation.case_file import CaseFile
 from foreshard.calibration.validation.cases import cases_of
 from foreshard.calibration.validation.records import MeasuredCase, stage_times
 from foreshard.simulator.step.prediction import Prediction
@@ -43,36 +44,28 @@ def measure_cases(file: str | Path, order: Order) -> None:
     import torch
 
     torch.set_num_threads(1)
-    path = Path(file)
+    kept = CaseFile(file)
     with Session.join(Limits()) as session:
         world = session.world()
+        if world.rank == 0:
+            kept.begin()
         cluster = load_cluster_file(order.cluster)
         cases = cases_of(parse_shape(order.shape), order.jobs, order.seed)
-        done = set(world.everyones([(one.name, one.round) for one in read_measured(path)])[0])
+        done = set(world.everyones([(one.name, one.round) for one in kept.read(order.seed)])[0])
         todo = [(case, number) for number in range(order.rounds) for case in cases if (case.name, number) not in done]
         quiet = None if world.rank == 0 else True
         for case, number in tqdm(todo, unit="case", disable=quiet, delay=2, file=sys.stderr):
             prediction = Prediction(case.scenario, cluster)
             trained = measure_training(session, world, prediction, order.steps, order.warmup)
             if trained is not None:
-                with path.open("ab") as kept:
-                    kept.write(msgspec.json.encode(_record(case.name, number, trained.run)) + b"\n")
+                kept.add(_record(case.name, number, order.seed, trained.run))
 
 
-def read_measured(path: Path) -> list[MeasuredCase]:
-    """The whole lines of a file of measured cases; an interrupted last line is dropped."""
-    if not path.exists():
-        return []
-    *whole, last = path.read_bytes().split(b"\n")
-    del last  # empty, or cut off
-    return [msgspec.json.decode(line, type=MeasuredCase) for line in whole]
-
-
-def _record(name: str, number: int, run: MeasuredRun) -> MeasuredCase:
+def _record(name: str, number: int, seed: int, run: MeasuredRun) -> MeasuredCase:
     low, high = run.step.interval_s
     shift = run.step_time_s - run.step.trace.step_time_s
     return MeasuredCase(
-        name=name, round=number, step_time_s=run.step_time_s, low_s=low + shift, high_s=high + shift,
+        name=name, round=number, seed=seed, step_time_s=run.step_time_s, low_s=low + shift, high_s=high + shift,
         stages_s=stage_times(run.step.trace),
     )  # fmt: skip
 

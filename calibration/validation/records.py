@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from foreshard.calibration.validation.cases import SEED
 from foreshard.simulator.job.program import STAGES
 from foreshard.simulator.job.trace import StepTrace
 
@@ -14,10 +15,12 @@ __all__ = ["MeasuredCase", "Outcome", "stage_times"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MeasuredCase:
-    """One run of a case: median step time, deciles over its steps, seconds of every stage."""
+    """One run of a case whose ids were drawn with `seed`: median step time, deciles over its steps, seconds of every
+    stage."""
 
     name: str
     round: int
+    seed: int = SEED
     step_time_s: float
     low_s: float
     high_s: float

@@ -6,6 +6,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 
 import click
@@ -22,19 +23,21 @@ from foreshard.calibration.measure.machine import hardware, versions
 from foreshard.calibration.measure.profile_parts import lay_into
 from foreshard.calibration.testbed.bed import Testbed
 from foreshard.calibration.testbed.description import cluster_text, probe_bed
-from foreshard.calibration.testbed.shape import parse_shape
+from foreshard.calibration.testbed.shape import check_bed, parse_shape
 from foreshard.calibration.testbed.starting import measure_in_bed
-from foreshard.calibration.validation.cases import cases_of
-from foreshard.calibration.validation.rank import Order, read_measured
+from foreshard.calibration.validation.case_file import CaseFile
+from foreshard.calibration.validation.cases import SEED, cases_of
+from foreshard.calibration.validation.rank import Order
 from foreshard.calibration.validation.records import Outcome, stage_times
 from foreshard.calibration.validation.validate_text import plot_outcomes, validation_dict, validation_text
+from foreshard.simulator.results.drawing import check_plot
 from foreshard.simulator.results.planner_comparison import machine_topology
 from foreshard.simulator.step.prediction import Prediction
 from foreshard.simulator.torchrec.planner_rating import planner_estimate
-from foreshard.topologies.errors import InputError
-from foreshard.topologies.output import check_writable, make_folder, replaced, write_text
+from foreshard.topologies.errors import InputError, check_all
+from foreshard.topologies.output import make_folder, replaced, write_text
 
-__all__ = ["estimate_s", "folder_of", "parse_bed", "validate"]
+__all__ = ["beds_of", "estimate_s", "folder_of", "validate"]
 
 _BEDS = "2x2@500 Mbit/s,2x2@200 Mbit/s,4x1@500 Mbit/s,2x1@500 Mbit/s"
 _LINKS = LinkPlan(smallest=1 << 10, largest=8 << 20, factor=4, point_s=0.5, longest_run_s=1.5)
@@ -45,7 +48,7 @@ _LINKS = LinkPlan(smallest=1 << 10, largest=8 << 20, factor=4, point_s=0.5, long
 @click.option("--jobs", type=click.IntRange(1, 3), default=1, show_default=True, help="Jobs to lay out on each.")
 @click.option("--rounds", type=click.IntRange(1, 20), default=2, show_default=True, help="Runs of each configuration.")
 @click.option("--device-jobs", type=click.IntRange(4, 256), default=24, show_default=True, help="To calibrate work.")
-@click.option("--seed", type=click.IntRange(0), default=7, show_default=True, help="Of the ids that are drawn.")
+@click.option("--seed", type=click.IntRange(0), default=SEED, show_default=True, help="Of the ids that are drawn.")
 @click.option(
     "-o", "--output", default="validation", type=click.Path(path_type=Path), help="Folder to keep results in."
 )
@@ -61,14 +64,13 @@ def validate(
     testbeds, or more jobs and rounds, adds to it.
     """
     need_torch("validation")
-    chosen = [parse_bed(text) for text in beds.split(",") if text.strip()]
-    if not chosen:
-        raise InputError('--testbed names no testbed: give some, as "2x2@500 Mbit/s,4x1@200 Mbit/s"')
-    if plot is not None:
-        check_writable(plot)
-    make_folder(output)
+    check_all(
+        lambda: beds_of(beds),
+        lambda: make_folder(output),
+        (lambda: check_plot(plot)) if plot is not None else None,
+    )
     outcomes: list[Outcome] = []
-    for shape, rate in chosen:
+    for shape, rate in beds_of(beds):
         folder = folder_of(output, shape, rate)
         make_folder(folder)
         _measure(folder, shape, rate, DeviceOrder(jobs=device_jobs, bed=f"testbed {shape}"), jobs, rounds, seed)
@@ -90,11 +92,23 @@ def folder_of(output: Path, shape: str, rate: str) -> Path:
     return output / f"{shape}-{rate}".replace(" ", "").replace("/", "p")
 
 
-def parse_bed(text: str) -> tuple[str, str]:
-    """Shape and rate of one testbed, as they are named in tables and files."""
+def beds_of(text: str) -> list[tuple[str, str]]:
+    """Shape and rate of every testbed of a list, as they are named in tables and files, each once.
+
+    Raises InputError with every mistake.
+    """
+    named = [one.strip() for one in text.split(",") if one.strip()]
+    if not named:
+        raise InputError('--testbed names no testbed: give some, as "2x2@500 Mbit/s,4x1@200 Mbit/s"')
+    check_all(*(partial(_bed, one) for one in named))
+    return list(dict.fromkeys(map(_bed, named)))
+
+
+def _bed(text: str) -> tuple[str, str]:
     shape, at, rate = text.partition("@")
     if not at:
-        raise InputError(f'--testbed {text.strip()!r}: expected a shape and a rate, as in "2x2@500 Mbit/s"')
+        raise InputError(f'--testbed {text!r}: expected a shape and a rate, as in "2x2@500 Mbit/s"')
+    check_bed(shape, rate)
     return str(parse_shape(shape)), rate.strip()
 
 
@@ -103,7 +117,7 @@ def _measure(folder: Path, shape: str, rate: str, device: DeviceOrder, jobs: int
     profile, cluster, steps = folder / "profile.json", folder / "cluster.toml", folder / "steps.jsonl"
     order = Order(cluster=str(cluster.absolute()), shape=shape, jobs=jobs, seed=seed, rounds=rounds)
     wanted = {(case.name, number) for case in cases_of(parse_shape(shape), jobs, seed) for number in range(rounds)}
-    if profile.exists() and wanted <= {(one.name, one.round) for one in read_measured(steps)}:
+    if profile.exists() and wanted <= {(one.name, one.round) for one in CaseFile(steps).read(seed)}:
         return
     with Testbed(shape, rate) as bed:
         if not cluster.exists():
@@ -128,7 +142,7 @@ def _calibrate(bed: Testbed, folder: Path, profile: Path, rate: str, device: Dev
 
 
 def _outcomes(folder: Path, bed: str, shape: str, jobs: int, seed: int) -> Sequence[Outcome]:
-    measured = read_measured(folder / "steps.jsonl")
+    measured = CaseFile(folder / "steps.jsonl").read(seed)
     found = []
     for case in cases_of(parse_shape(shape), jobs, seed):
         runs = [one for one in measured if one.name == case.name]

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from tabulate import tabulate
 
 from foreshard.calibration.validation.records import Outcome
-from foreshard.calibration.validation.scoring import Score, score, stage_errors
+from foreshard.calibration.validation.scoring import Score, errors_of, score, stage_errors
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -67,10 +67,10 @@ def _stages(outcomes: Sequence[Outcome]) -> str:
 
 
 def _noise(outcomes: Sequence[Outcome]) -> str:
-    noise = sorted(one.noise for one in outcomes)
+    noise = errors_of([max(one.runs_s) for one in outcomes], [min(one.runs_s) for one in outcomes])
     return (
-        f"noise floor, the same configuration run again: median {noise[len(noise) // 2]:.1%}, "
-        f"90th percentile {noise[int(0.9 * (len(noise) - 1))]:.1%}, worst {noise[-1]:.1%}"
+        f"noise floor, the same configuration run again: median {noise.median:.1%}, 90th percentile {noise.p90:.1%}, "
+        f"worst {noise.worst:.1%}"
     )
 
 

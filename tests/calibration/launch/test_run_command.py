@@ -119,6 +119,16 @@ def test_options_that_cannot_be_are_refused(ranks, arguments, told):
     assert told in err
 
 
+def test_all_mistakes_are_told_at_once(ranks):
+    """Of how the ranks start, of limits, of the scenario and of what is to be written."""
+    arguments = ("--rate", "1 Gbit/s", "--hang-limit", "30", "--set", "workload.batch_size=-1", "--plot", "/none/a.png")
+    code, out, err = foreshard_run(ranks, "host-4ranks", "--nproc", 2, *arguments)
+    assert (code, out) == (2, "")
+    assert "4 mistakes" in err
+    for part in ("give --testbed too", "'30' has no unit", "at least 1", "/none"):
+        assert part in err
+
+
 def test_an_interrupt_at_the_launcher_ends_all_ranks(ranks):
     process = ranks.start([sys.executable, *RUN, "host-4ranks", "--nproc", "2", "--steps", "100000", *SMALL])
     until = time.monotonic() + 120

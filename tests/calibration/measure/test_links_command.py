@@ -7,7 +7,8 @@ from importlib.util import find_spec
 
 import pytest
 
-from foreshard.simulator.measured.profile_file import read_profile
+from foreshard.simulator.measured.profile import Profile, Provenance
+from foreshard.simulator.measured.profile_file import read_profile, save_profile
 from foreshard.topologies import cli
 
 
@@ -37,6 +38,32 @@ def test_mistakes_end_before_anything_is_measured(tmp_path, capsys, arguments, t
     assert run(tmp_path, *arguments) == 2
     assert told in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []
+
+
+def test_all_mistakes_are_told_at_once(tmp_path, capsys):
+    """Of the start, the testbed, the plan and the output."""
+    wrong = ["--nproc", "2", "--rate", "fast", "--burst", "1", "--kinds", "gather", "--largest", "5"]
+    (tmp_path / "bed.json").mkdir()
+    assert run(tmp_path, *wrong) == 2
+    told = capsys.readouterr().err
+    assert "4 mistakes" in told
+    for part in ("are of a testbed", "'gather' is none of", "'5' has no unit", "is a folder"):
+        assert part in told
+
+
+@pytest.mark.parametrize("command", ["links", "device"])
+def test_a_profile_of_another_machine_is_refused_before_anything_is_measured(tmp_path, capsys, command):
+    """Another processor, and four ranks where two are started now."""
+    profile = Profile(
+        name="other", backend="gloo", device="cpu", device_name="another processor", ranks_per_node=(4,),
+        provenance=(Provenance(name="links", created="then", command="made up", hardware="there"),),
+    )  # fmt: skip
+    save_profile(profile, tmp_path / "bed.json")
+    assert cli.run(["calibrate", command, "-o", str(tmp_path / "bed.json"), "--nproc", "2"]) == 2
+    told = capsys.readouterr().err
+    assert "device_name = 'another processor' in the profile, but now it is" in told
+    assert "ranks_per_node = (4,) in the profile, but now it is (2,)" in told
+    assert [path.name for path in tmp_path.iterdir()] == ["bed.json"]
 
 
 def test_a_file_that_is_no_profile_is_refused_before_anything_is_measured(tmp_path, capsys):

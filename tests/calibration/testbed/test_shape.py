@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from foreshard.calibration.testbed.ranks import rank_environment
 from foreshard.calibration.testbed.shape import BedShape, bed_link, parse_shape
+from foreshard.topologies import cli
 from foreshard.topologies.errors import InputError
 
 SIZES = st.lists(st.integers(1, 5), min_size=1, max_size=200).map(tuple)
@@ -65,3 +66,12 @@ def test_a_burst_is_at_least_what_passes_while_the_shaper_wakes_late(rate):
     link = bed_link(rate)
     assert link.burst_bytes >= max(rate * 0.5e-3, 128 * 1024) * (1 - 1e-9)
     assert link.payload_bytes_per_s < link.rate_bytes_per_s
+
+
+def test_a_shape_and_a_rate_that_cannot_be_are_both_told(capsys):
+    """Before anything is built, and with the path that cannot be written."""
+    assert cli.run(["testbed", "--shape", "2y2", "--rate", "fast", "--burst", "1 B", "-o", "/none/bed.toml"]) == 2
+    told = capsys.readouterr().err
+    assert "4 mistakes" in told
+    for part in ("'2y2'", "'fast'", "--burst 1 B", "/none"):
+        assert part in told
