@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import UTC, datetime
 
 from tabulate import tabulate
 
 from foreshard.calibration.measure.device_records import DeviceSettings, WorkRecord
+from foreshard.calibration.measure.machine import profile_of
 from foreshard.calibration.measure.samples import OUTLIER_RULE
 from foreshard.calibration.measure.work_fit import fit_work
-from foreshard.simulator.measured.profile import Profile, Provenance, WorkFit
+from foreshard.simulator.measured.profile import Profile, WorkFit
 
 __all__ = ["device_profile", "work_text"]
 
@@ -20,26 +20,12 @@ _DEVICE = "device"  # name of what measured, in the provenance of a profile
 def device_profile(settings: DeviceSettings, records: Sequence[WorkRecord], *, name: str, command: str) -> Profile:
     """Return what was measured of the work of ranks as a profile."""
     jobs = len({record.job for record in records})
-    provenance = Provenance(
-        name=_DEVICE,
-        created=datetime.now(UTC).isoformat(timespec="seconds"),
-        command=command,
-        hardware=", ".join(filter(None, [settings.hardware, settings.bed])),
-        versions=settings.versions,
-        notes=(
-            f"every operation of {jobs} drawn jobs of {settings.optimizer}, all {len(settings.node_of)} ranks active, "
-            "each a sharding group of its own",
-            OUTLIER_RULE,
-        ),
+    drawn = (
+        f"every operation of {jobs} drawn jobs of {settings.optimizer}, all {len(settings.node_of)} ranks active, "
+        "each a sharding group of its own"
     )
-    return Profile(
-        name=name,
-        provenance=(provenance,),
-        backend=settings.backend,
-        device=settings.device,
-        device_name=settings.device_name,
-        ranks_per_node=settings.ranks_per_node,
-        work=fit_work(records),
+    return profile_of(
+        settings, _DEVICE, name=name, command=command, notes=(drawn, OUTLIER_RULE), work=fit_work(records)
     )
 
 

@@ -20,7 +20,6 @@ from foreshard.calibration.launch.timers import timer_of
 from foreshard.calibration.launch.world import World
 from foreshard.calibration.measure.device_records import DeviceFile, DeviceSettings, WorkRecord, records_of
 from foreshard.calibration.measure.device_workloads import drawn_scenarios
-from foreshard.calibration.measure.machine import device_name, hardware, versions
 from foreshard.calibration.runner.interpreter import StepRunner, run_program
 from foreshard.calibration.runner.stand_in import host_of
 from foreshard.simulator.job.scenario import Optimizer
@@ -49,7 +48,8 @@ def measure_device(file: str | Path, order: DeviceOrder) -> None:
     with Session.join(Limits()) as session:
         session.agree({"torch": torch.__version__, **asdict(order)})
         world = session.world()
-        settings = _settings(world, tuple(world.everyones(session.place.node)), order)
+        node_of = world.everyones(session.place.node)
+        settings = DeviceSettings.of(world, node_of, bed=order.bed, optimizer=order.optimizer, seed=order.seed)
         kept = DeviceFile(file) if world.rank == 0 else None
         done = world.everyones(kept.begin(settings) if kept else set())[0]
         cluster = host_of(world.world_size)
@@ -69,21 +69,6 @@ def _run(session: Session, world: World, prediction: Prediction, number: int, or
     times = recorder.times()
     took = (times.end_s - times.start_s)[order.warmup :]
     return list(records_of(number, program, world.rank, took, times.host_s[order.warmup :]))
-
-
-def _settings(world: World, node_of: tuple[int, ...], order: DeviceOrder) -> DeviceSettings:
-    device = "cpu" if world.device.type == "cpu" else "cuda"
-    return DeviceSettings(
-        backend=world.backend,
-        device=device,
-        device_name=device_name(device),
-        hardware=hardware(),
-        versions=versions(),
-        node_of=node_of,
-        optimizer=order.optimizer,
-        seed=order.seed,
-        bed=order.bed,
-    )
 
 
 if __name__ == "__main__":

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from foreshard.calibration.measure.machine import Bench
 from foreshard.simulator.job.program import Collective, Compute, StepProgram
 from foreshard.simulator.job.work import WorkKind
 from foreshard.topologies.errors import InputError
@@ -34,23 +34,11 @@ class WorkRecord:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class DeviceSettings:
-    """What all records of a file have in common: machine, software, and how the jobs were drawn; `node_of` [ranks]."""
+class DeviceSettings(Bench):
+    """What all records of a file have in common, with how the jobs were drawn."""
 
-    backend: Literal["nccl", "gloo"]
-    device: Literal["cpu", "cuda"]
-    device_name: str
-    hardware: str
-    versions: dict[str, str]
-    node_of: tuple[int, ...]
     optimizer: str
     seed: int
-    bed: str = ""
-
-    @property
-    def ranks_per_node(self) -> tuple[int, ...]:
-        """Ranks of each node, the largest first."""
-        return tuple(sorted((self.node_of.count(node) for node in set(self.node_of)), reverse=True))
 
 
 class DeviceFile:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict
-from datetime import UTC, datetime
+from dataclasses import asdict, replace
 
 from foreshard.calibration.measure.link_fit import fit_alpha_beta
 from foreshard.calibration.measure.link_model import gloo_constants
 from foreshard.calibration.measure.link_records import LinkRecord, Settings
+from foreshard.calibration.measure.machine import profile_of
 from foreshard.calibration.measure.samples import OUTLIER_RULE, point_of
-from foreshard.simulator.measured.profile import CollectiveCurve, PairCurve, Profile, Provenance, SizePoint
+from foreshard.simulator.measured.profile import CollectiveCurve, PairCurve, Profile, SizePoint
 
 __all__ = ["link_profile"]
 
@@ -19,27 +19,20 @@ _LINKS = "links"  # name of what measured, in the provenance of a profile
 
 def link_profile(settings: Settings, records: Sequence[LinkRecord], *, name: str, command: str) -> Profile:
     """Return what was measured of links as a profile; uneven patterns are left out, they only check."""
-    provenance = Provenance(
-        name=_LINKS,
-        created=datetime.now(UTC).isoformat(timespec="seconds"),
-        command=command,
-        hardware=", ".join(filter(None, [settings.hardware, settings.bed, "ranks pinned" * settings.pinned])),
-        versions=settings.versions,
-        notes=(f"all {len(settings.node_of)} ranks active", OUTLIER_RULE),
-    )
     even = [record for record in records if record.kind != "send_recv" and not record.pattern]
     pairs = [record for record in records if record.kind == "send_recv"]
-    return Profile(
+    profile = profile_of(
+        settings,
+        _LINKS,
         name=name,
-        provenance=(provenance,),
-        backend=settings.backend,
-        device=settings.device,
-        device_name=settings.device_name,
-        ranks_per_node=tuple(sorted(settings.ranks_per_node, reverse=True)),
+        command=command,
+        how="ranks pinned" * settings.pinned,
+        notes=(f"all {len(settings.node_of)} ranks active", OUTLIER_RULE),
         collectives=tuple(_curve(curve) for curve in _curves(even)),
         pairs=tuple(_pair(curve) for curve in _curves(pairs)),
-        constants=gloo_constants(settings, records, f"fitted to collectives of up to 16 KiB, {provenance.created}"),
     )
+    fitted = f"fitted to collectives of up to 16 KiB, {profile.provenance[0].created}"
+    return replace(profile, constants=gloo_constants(settings, records, fitted))
 
 
 def _curves(records: Iterable[LinkRecord]) -> list[list[LinkRecord]]:

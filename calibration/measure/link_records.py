@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from foreshard.calibration.measure.machine import Bench
 from foreshard.simulator.job.program import CollectiveKind
 from foreshard.topologies.errors import InputError
 from foreshard.topologies.output import replaced
@@ -52,25 +53,10 @@ class LinkRecord:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Settings:
-    """What all points of a file have in common: the machine, its software, how it was measured.
+class Settings(Bench):
+    """What all points of a file have in common, with whether every rank kept to one core."""
 
-    `ranks_per_node` of the world, all of them active. `node_of` [ranks].
-    """
-
-    backend: Literal["nccl", "gloo"]
-    device: Literal["cpu", "cuda"]
-    device_name: str
-    hardware: str
-    versions: dict[str, str]
-    node_of: tuple[int, ...]
-    bed: str = ""
     pinned: bool = False
-
-    @property
-    def ranks_per_node(self) -> tuple[int, ...]:
-        """Ranks of each node."""
-        return tuple(self.node_of.count(node) for node in dict.fromkeys(self.node_of))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -9,18 +9,17 @@ from __future__ import annotations
 import sys
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
 import numpy as np
 from tqdm import tqdm
 
 from foreshard.calibration.launch.session import Limits, Session
-from foreshard.calibration.launch.world import BackendName, World
+from foreshard.calibration.launch.world import BackendName
 from foreshard.calibration.measure.link_bench import LinkBench
 from foreshard.calibration.measure.link_plan import LinkPlan
 from foreshard.calibration.measure.link_records import LinkRecord, RecordFile, Settings
-from foreshard.calibration.measure.machine import device_name, hardware, versions
 from foreshard.topologies.units import format_bytes
 
 __all__ = ["WorkerOptions", "measure_links"]
@@ -48,7 +47,7 @@ def measure_links(file: str | Path, options: WorkerOptions) -> None:
         world = session.world(options.backend)
         nodes = world.everyones(session.place.node)
         kept = RecordFile(file) if world.rank == 0 else None
-        settings = _settings(world, options, tuple(nodes))
+        settings = Settings.of(world, nodes, bed=options.bed, pinned=options.pinned)
         known = world.everyones(kept.begin(settings) if kept else [])[0]
         bench = LinkBench(world, session.progress, np.array(nodes), options.plan)
         _measure(bench, kept, {record.key: record for record in known})
@@ -73,20 +72,6 @@ def _measure(bench: LinkBench, kept: RecordFile | None, known: dict[Any, LinkRec
                     if kept is not None:
                         kept.add(last)
                 bar.update()
-
-
-def _settings(world: World, options: WorkerOptions, nodes: tuple[int, ...]) -> Settings:
-    device: Literal["cpu", "cuda"] = "cpu" if world.device.type == "cpu" else "cuda"
-    return Settings(
-        backend=world.backend,
-        device=device,
-        device_name=device_name(device),
-        hardware=hardware(),
-        versions=versions(),
-        node_of=nodes,
-        bed=options.bed,
-        pinned=options.pinned,
-    )
 
 
 def _flat(options: WorkerOptions) -> dict[str, Any]:

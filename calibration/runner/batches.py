@@ -77,7 +77,6 @@ class RoutePlan:
     reply_widths: tuple[int, ...]
     lane_owners: tuple[int, ...]
     classes: tuple[WidthClass, ...]
-    slot_widths: tuple[int, ...]
     divisors: torch.Tensor | None
     features: Features
 
@@ -210,7 +209,6 @@ def _plan(family: Family, batch: JaggedBatch, device: torch.device) -> RoutePlan
         reply_widths=tuple(one.slots[slot].width for slot in lanes.slot.tolist()),
         lane_owners=tuple(lanes.owner.tolist()),
         classes=_classes(one, lanes.slot, replies, device) if family.by_id else (),
-        slot_widths=tuple(slot.width for slot in one.slots),
         divisors=_divisors(family, batch, device),
         features=_features(family.tables, batch, device),
     )
