@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import overload
 
 from foreshard.simulator.job.batches import JaggedBatch
 
-__all__ = ["RankBatches"]
+__all__ = ["RankBatches", "WatchedBatches"]
 
 
 class RankBatches(Sequence[JaggedBatch]):
@@ -32,3 +32,20 @@ class RankBatches(Sequence[JaggedBatch]):
         if isinstance(index, slice):
             return [self[rank] for rank in range(*index.indices(len(self)))]
         return self.of_rank(range(self._world_size)[index])
+
+
+class WatchedBatches(RankBatches):
+    """Batches of which those of some ranks are shown to `see` as they are asked for, so that none is made twice."""
+
+    def __init__(
+        self, batches: Sequence[JaggedBatch], ranks: Collection[int], see: Callable[[JaggedBatch], None]
+    ) -> None:
+        super().__init__(len(batches))
+        self._batches, self._ranks, self._see = batches, frozenset(ranks), see
+
+    def of_rank(self, rank: int) -> JaggedBatch:
+        """The batch of one rank."""
+        batch = self._batches[rank]
+        if rank in self._ranks:
+            self._see(batch)
+        return batch

@@ -14,7 +14,7 @@ from foreshard.simulator.job.hashing import hash_part
 from foreshard.simulator.job.sharding import ShardedTable
 from foreshard.simulator.lookups.dedup import distinct_ids, ids_of
 
-__all__ = ["HotOwner", "counted_hot_owners", "hot_owners"]
+__all__ = ["CountedOwners", "HotOwner", "hot_owners"]
 
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
@@ -43,23 +43,30 @@ def hot_owners(
     return _first(found, top)
 
 
-def counted_hot_owners(
-    sharded: Sequence[ShardedTable], batches: Iterable[JaggedBatch], top: int = 5, *, dedup: bool = False
-) -> tuple[HotOwner, ...]:
-    """Return what `hot_owners` does for the very batches of a sharding group's ranks, counted id by id."""
-    cut = _cut(sharded)
-    sent = [np.zeros(item.row_parts, dtype=np.int64) for item in cut]
-    ranks = samples = 0
-    for batch in batches if cut else ():
-        ranks, samples = ranks + 1, batch.samples
-        for counts, item in zip(sent, cut, strict=True):
+class CountedOwners:
+    """What `hot_owners` expects, counted id by id in the very batches of a sharding group's ranks."""
+
+    def __init__(self, sharded: Sequence[ShardedTable], *, dedup: bool = False) -> None:
+        self._cut = _cut(sharded)
+        self._dedup = dedup
+        self._sent = [np.zeros(item.row_parts) for item in self._cut]
+        self._ranks = self._samples = 0
+
+    def add(self, batch: JaggedBatch) -> None:
+        """Count the batch of one more rank."""
+        self._ranks, self._samples = self._ranks + 1, batch.samples
+        for counts, item in zip(self._sent, self._cut, strict=True):
             ids = ids_of(batch, item.table)
-            ids = distinct_ids(ids, item.table.num_embeddings) if dedup else ids
+            ids = distinct_ids(ids, item.table.num_embeddings) if self._dedup else ids
             counts += np.bincount(_part(item, ids), minlength=item.row_parts)
-    found = [
-        _hottest(item, counts.astype(np.float64), ranks, samples, dedup) for item, counts in zip(cut, sent, strict=True)
-    ]
-    return _first(found, top)
+
+    def hottest(self, top: int = 5) -> tuple[HotOwner, ...]:
+        """The busiest owner of each table with several row shards, most excess ids first, at most `top`."""
+        found = (
+            _hottest(item, sent, self._ranks, self._samples, self._dedup)
+            for item, sent in zip(self._cut, self._sent, strict=True)
+        )
+        return _first(found, top)
 
 
 def _cut(sharded: Sequence[ShardedTable]) -> list[ShardedTable]:

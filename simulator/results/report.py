@@ -16,7 +16,6 @@ from foreshard.simulator.job.layout import ResolvedLayout
 from foreshard.simulator.job.program import CollectiveKind, Stage
 from foreshard.simulator.job.scenario import Assumption, Scenario
 from foreshard.simulator.job.trace import StepTrace
-from foreshard.simulator.lookups.skew import counted_hot_owners, hot_owners
 from foreshard.simulator.results.advice import Advice, memory_advice
 from foreshard.simulator.results.assumptions import assumptions_of, foreshard_version
 from foreshard.simulator.results.busy_links import BusyLink, busy_links
@@ -197,7 +196,7 @@ def report(source: Prediction | StepTrace, *, planner: bool = False, what_if: bo
         links=busy_links(source) if what_if else (),
         damage=damage_of_step(source) if what_if else (),
         imbalance=imbalance(source.demand, source.trace, memory.per_rank_bytes),
-        hot_tables=_hot_tables(source),
+        hot_tables=hot_tables(source.hot_owners(), source.layout.sharding.members[0]),
         memory=memory,
         advice=advice_of(source, memory) if what_if else (),
         sync=sync,
@@ -216,18 +215,6 @@ def report(source: Prediction | StepTrace, *, planner: bool = False, what_if: bo
 
 def _most_peers(trace: StepTrace) -> int:
     return max((op.collective.peers for op in trace.ops if op.collective), default=0)
-
-
-def _hot_tables(source: Prediction) -> tuple[HotTable, ...]:
-    """Hot shards of the first sharding group: expected ones, or those of the very ids that its ranks send."""
-    execution, members = source.scenario.execution, source.layout.sharding.members[0]
-    if execution.routing == "expected":
-        hot = hot_owners(source.sharded, source.scenario.workload.batch_size, dedup=execution.dedup)
-    else:
-        batches = source.batches()
-        own = (batches[rank] for rank in members.tolist())
-        hot = counted_hot_owners(source.sharded, own, dedup=execution.dedup)
-    return hot_tables(hot, members)
 
 
 def memory_of(source: Prediction) -> Memory:

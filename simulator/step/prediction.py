@@ -19,8 +19,10 @@ from foreshard.simulator.job.scenario import ClusterChoice, Scenario
 from foreshard.simulator.job.sharding import ShardedTable
 from foreshard.simulator.job.trace import CollectiveInfo, OpInfo, StepTrace
 from foreshard.simulator.lookups.plan_demand import exact_demand_of_plans, expected_demand_of_plans
+from foreshard.simulator.lookups.rank_batches import WatchedBatches
 from foreshard.simulator.lookups.recorded import RecordedBatches
 from foreshard.simulator.lookups.sampling import SampledBatches
+from foreshard.simulator.lookups.skew import CountedOwners, HotOwner, hot_owners
 from foreshard.simulator.measured.profile import Profile
 from foreshard.simulator.plans.placement import resolve_plan_by_size
 from foreshard.simulator.step.constants import cost_constants, with_machine_constants
@@ -104,7 +106,7 @@ class Prediction:
     def on(self, cluster: Cluster) -> Prediction:
         """The same scenario on a machine whose nodes and ranks are those of its own, but perhaps not its links."""
         other = Prediction(self.scenario, cluster, self.profile)
-        for name in ("plans", "demand"):  # neither asks for a link
+        for name in ("plans", "demand", "_counted"):  # none asks for a link
             if name in self.__dict__:
                 other.__dict__[name] = self.__dict__[name]
         return other
@@ -154,13 +156,29 @@ class Prediction:
         workload, execution = self.scenario.workload, self.scenario.execution
         layout, node_of = self.layout, self.cluster.node_of
         if execution.routing != "expected":
-            batches = self.batches()
-            return exact_demand_of_plans(
-                workload, self.plans, layout, node_of, batches, optimizer=execution.optimizer, dedup=execution.dedup
-            )
+            return self._counted[0]
         return expected_demand_of_plans(
             workload, self.plans, layout, node_of, execution.optimizer, count_rows=count_rows, dedup=execution.dedup
         )
+
+    @cached_property
+    def _counted(self) -> tuple[Demand, CountedOwners]:
+        """The demand of the very batches that ranks train on, and what those of the first group ask of each owner."""
+        workload, execution = self.scenario.workload, self.scenario.execution
+        owners = CountedOwners(self.sharded, dedup=execution.dedup)
+        batches = WatchedBatches(self.batches(), self.layout.sharding.members[0].tolist(), owners.add)
+        demand = exact_demand_of_plans(
+            workload, self.plans, self.layout, self.cluster.node_of, batches,
+            optimizer=execution.optimizer, dedup=execution.dedup,
+        )  # fmt: skip
+        return demand, owners
+
+    def hot_owners(self) -> tuple[HotOwner, ...]:
+        """Hot row shards of the first sharding group: expected ones, or those of the very ids that its ranks send."""
+        execution = self.scenario.execution
+        if execution.routing != "expected":
+            return self._counted[1].hottest()
+        return hot_owners(self.sharded, self.scenario.workload.batch_size, dedup=execution.dedup)
 
     def batches(self) -> Sequence[JaggedBatch]:
         """The batch of every rank, drawn or recorded."""

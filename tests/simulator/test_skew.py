@@ -9,11 +9,12 @@ import pytest
 from foreshard.simulator.ids.access import Distribution
 from foreshard.simulator.job.batches import jagged_batch
 from foreshard.simulator.job.hashing import hash_part
+from foreshard.simulator.job.layout import Layout
 from foreshard.simulator.job.scenario import ClusterChoice, Execution, Scenario
 from foreshard.simulator.job.sharding import Plan, TableSharding
 from foreshard.simulator.job.workload import Access, Table, Workload
 from foreshard.simulator.lookups.sampling import SampledBatches
-from foreshard.simulator.lookups.skew import counted_hot_owners, hot_owners
+from foreshard.simulator.lookups.skew import CountedOwners, hot_owners
 from foreshard.simulator.plans.placement import resolve_plan
 from foreshard.simulator.results.report import report
 from foreshard.simulator.step.prediction import Prediction
@@ -22,6 +23,13 @@ HOT = Table(
     name="hot", num_embeddings=1000, embedding_dim=4, pooling_factor=10, access=Access(heavy_hitters=(0.5,))
 )  # fmt: skip
 EVEN = Table(name="even", num_embeddings=1000, embedding_dim=4)
+
+
+def counted(sharded, batches, *, dedup=False):
+    owners = CountedOwners(sharded, dedup=dedup)
+    for batch in batches:
+        owners.add(batch)
+    return owners.hottest()
 
 
 @pytest.mark.parametrize("owner", ["range", "hash"])
@@ -56,7 +64,7 @@ def test_counted_owners_are_those_of_an_id_by_id_loop_and_near_the_expected(owne
         for row in set(ids) if dedup else ids:
             part = int(hash_part(np.array([row]), 8)[0]) if owner == "hash" else row // 125
             sent[int(item.owners[0, part])] += 1
-    (found,) = counted_hot_owners(sharded, batches, dedup=dedup)
+    (found,) = counted(sharded, batches, dedup=dedup)
     position, most = max(sorted(sent.items()), key=lambda pair: pair[1])
     assert (found.position, found.distinct) == (position, dedup)
     assert found.share == pytest.approx(most / sent.total())
@@ -73,7 +81,7 @@ def test_with_deduplication_a_row_with_half_of_all_ids_is_one_id_of_a_batch():
 
 def test_ranks_without_ids_have_no_hot_shard():
     sharded = resolve_plan(Plan(default=TableSharding(sharding="row_wise")), (HOT,), 8, 8)
-    (found,) = counted_hot_owners(sharded, [jagged_batch({"hot": [[], []]})])
+    (found,) = counted(sharded, [jagged_batch({"hot": [[], []]})])
     assert (found.factor, found.excess) == (1.0, 0.0)
 
 
@@ -93,3 +101,19 @@ def test_the_report_counts_what_is_sent():
         if told.hot_tables:
             assert told.hot_tables[0].share == pytest.approx(lookups[told.hot_tables[0].rank] / lookups.sum())
         assert ("distinct ids to rank" in told.to_text()) == (execution.dedup and bool(told.hot_tables))
+
+
+@pytest.mark.parametrize("size", [None, 4])
+def test_a_report_draws_every_batch_once(monkeypatch, size):
+    drawn = Counter()
+    of_rank = SampledBatches.of_rank
+    monkeypatch.setattr(SampledBatches, "of_rank", lambda self, rank: drawn.update([rank]) or of_rank(self, rank))
+    scenario = Scenario(
+        cluster=ClusterChoice(preset="dgx-h100"),
+        workload=Workload(batch_size=8, tables=(HOT,)),
+        plan=Plan(default=TableSharding(sharding="row_wise")),
+        layout=Layout(sharding_group_size=size),
+        execution=Execution(routing="sampled"),
+    )
+    assert report(Prediction(scenario)).hot_tables
+    assert drawn == Counter(range(8))
