@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.sparse import csr_array
 
+from foreshard.simulator.comms.bounds import Parts, parts_of
 from foreshard.simulator.comms.lowering import Draft
 from foreshard.simulator.comms.members import Members
 from foreshard.simulator.job.layout import Groups
@@ -57,6 +58,11 @@ class Template:
         domain = self.members.cluster.domain_of[self.members.ranks]
         different: NDArray[np.bool_] = domain[:, None] != domain[None, :]
         return different
+
+    @cached_property
+    def parts(self) -> tuple[Parts, ...]:
+        """What bounds of its collectives are taken from."""
+        return parts_of(self.members)
 
     @cached_property
     def pairs(self) -> Pairs | None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from foreshard.simulator.comms.bounds import bound_of
 from foreshard.simulator.comms.gloo import gloo_collective
 from foreshard.simulator.comms.loads import Loads
 from foreshard.simulator.comms.lowering import Draft, Phase
@@ -43,19 +44,20 @@ def tuned(template: Template, kind: CollectiveKind, nbytes: float) -> Draft:
     """Return a collective of `nbytes` (nccl-tests' size) run as NCCL would, with the bound of any algorithm."""
     draft = template.drafts.get((kind, nbytes))
     if draft is None:
-        draft = template.drafts[kind, nbytes] = _draft(template.members, kind, nbytes)
+        draft = template.drafts[kind, nbytes] = _draft(template, kind, nbytes)
     return draft
 
 
-def _draft(members: Members, kind: CollectiveKind, nbytes: float) -> Draft:
+def _draft(template: Template, kind: CollectiveKind, nbytes: float) -> Draft:
+    members = template.members
     if members.size == 1 or nbytes <= 0:
         return Draft("none", (), 0.0, None)
-    necessary = _necessary(members, kind).times(nbytes)
+    bound = bound_of(template.parts, kind, nbytes)
     if members.cluster.backend == "gloo":
-        return gloo_collective(members, kind, nbytes, necessary)
+        return gloo_collective(members, kind, nbytes, bound)
     runs = [_run(members, kind, choice, nbytes) for choice in choices(kind, members.shape)]
     run = min(runs, key=lambda run: run.total_s)
-    return Draft(" ".join(run.choice), (run.phase,), necessary.nominal_s, necessary.busiest)
+    return Draft(" ".join(run.choice), (run.phase,), bound.seconds, bound.link)
 
 
 def _run(members: Members, kind: CollectiveKind, choice: Choice, nbytes: float) -> _Run:
@@ -112,48 +114,3 @@ def _stretch(members: Members, choice: Choice, loads: Loads, port_s: float) -> F
         bytes_s = float((loads.nbytes / members.cluster.link_usable[loads.links])[inside].max())
         stretch[inside] *= max(1.0, port_s / bytes_s)
     return stretch
-
-
-def _necessary(members: Members, kind: CollectiveKind) -> Loads:
-    """What one byte of size must put on links whatever the algorithm.
-
-    all_gather, reduce_scatter: what a GPU or a node does not hold (or keep) itself. broadcast: the whole buffer, into
-    every GPU, and into every node. all_reduce: both of the former, 2 (m-1)/m among m equal ends that add up themselves
-    (Patarasuk and Yuan 2009): that bounds their mean, so it holds for each only where all are equal; once where a
-    switch can add (NVLS) or ends differ.
-    """
-    n, k = members.size, members.largest
-    if len(members.nodes) == 1:
-        alike = not members.shape.in_switch and _uniform(members, members.inside)
-        return members.inside.times(_least(kind, n, adds_elsewhere=not alike))
-    alike = n == k * len(members.nodes) and _uniform(members, members.across)
-    return members.across.times(_least(kind, n, adds_elsewhere=not alike, held=k) * _evenness(members))
-
-
-def _uniform(members: Members, loads: Loads) -> bool:
-    """Whether all links of one kind that are loaded have the same bandwidth: no end is damaged or of another kind."""
-    cluster, links = members.cluster, loads.links
-    kinds, bandwidths = cluster.link_kind[links], cluster.link_bandwidth[links]
-    return all(len(set(bandwidths[kinds == kind].tolist())) == 1 for kind in set(kinds.tolist()))
-
-
-def _evenness(members: Members) -> float:
-    """How much less than the ring's spreading a node's busiest NIC could carry: 1 where nodes are of equal size.
-
-    Lanes between nodes of a and b ranks are max(a, b); the smaller node's NICs take whole lanes, up to ceil(b / a) of
-    them, where b / a would do.
-    """
-    sizes = sorted({len(node) for node in members.nodes})
-    return min(large / (small * -(-large // small)) for small in sizes for large in sizes if large >= small)
-
-
-def _least(kind: CollectiveKind, n: int, *, adds_elsewhere: bool, held: int = 1) -> float:
-    """Share of the size that an end must take in; an end is `held` of `n` ranks, a GPU or a node."""
-    missing = (n - held) / n
-    match kind:
-        case "all_reduce":
-            return 1.0 if adds_elsewhere else 2 * missing
-        case "broadcast":
-            return 1.0
-        case _:
-            return missing
