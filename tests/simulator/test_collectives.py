@@ -125,6 +125,16 @@ def test_gloo_has_its_own_collectives():
     assert algorithm(cluster, "all_to_all", 1e6) == "gloo pairwise"
 
 
+def test_a_damaged_node_is_like_no_other():
+    """Two groups of one collective, one of them in a node whose NVLinks carry a tenth: ten times its bound."""
+    cluster = load_preset("dgx-h100", 2, {"node1/gpu*<->node1/nvswitch": 0.1})
+    groups = Groups([np.arange(8), np.arange(8, 16)])
+    whole, damaged = lower(cluster, Collective(kind="all_gather", groups=groups, nbytes=(1e9,)))
+    assert damaged.bound_s == pytest.approx(10 * whole.bound_s)
+    (alone,) = lower(cluster, uniform_collective("all_gather", range(8, 16), 1e9))
+    assert alone_s(cluster, damaged) == pytest.approx(alone_s(cluster, alone))
+
+
 # -- the graph matters --------------------------------------------------------------------------------------------
 
 

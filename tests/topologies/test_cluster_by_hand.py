@@ -74,6 +74,42 @@ def test_rails_keep_equal_positions_off_the_spine() -> None:
     assert [n for n in names(cluster, 3, 12) if "spine" in n] == ["leaf3->spine0", "spine0->leaf4"]
 
 
+def test_each_block_of_nodes_has_rails_of_its_own() -> None:
+    """Two blocks of two nodes with 8 NICs each: 16 leaves, and equal positions of different blocks meet at a spine."""
+    cluster = on_fabric("dgx-h100", 4, 'kind = "rail"\nnodes_per_leaf = 2\n')
+    assert cluster.leaves == 16
+    assert not any("spine" in name for name in names(cluster, 0, 8))
+    assert [n for n in names(cluster, 0, 16) if "spine" in n] == ["leaf0->spine0", "spine0->leaf8"]
+
+
+def test_gpus_with_two_and_three_nics_use_each_of_their_own_evenly_and_in_order() -> None:
+    """Six parts: the first two go from NIC 0 to NIC 0, the third to NIC 1, the fourth from NIC 1 to NIC 1, and so on."""
+    group = '[[groups]]\npreset = "dgx-h100"\nnodes = 1\nnode = {{ gpus = 1, pcie_switches = 1, nics = {} }}\n'
+    text = 'schema = 1\nname = "t"\n[fabric]\nkind = "single_switch"\n' + group.format(2) + group.format(3)
+    cluster = Cluster(parse_cluster(text, where="t"))
+    sent = loads(cluster, (0, 1, 12.0))
+    assert [sent[f"node0/nic{n}->leaf0"] for n in range(2)] == [6.0, 6.0]
+    assert [sent[f"leaf0->node1/nic{n}"] for n in range(3)] == [4.0, 4.0, 4.0]
+    parts: dict[tuple[str, ...], float] = {}
+    for path, share in cluster.paths(0, 1):
+        nics = tuple(cluster.link_name(link) for link in path if "leaf" in cluster.link_name(link))
+        parts[nics] = parts.get(nics, 0.0) + share
+    assert parts == {
+        (f"node0/nic{a}->leaf0", f"leaf0->node1/nic{b}"): pytest.approx(share / 6)
+        for a, b, share in ((0, 0, 2), (0, 1, 1), (1, 1, 1), (1, 2, 2))
+    }
+
+
+def test_the_latency_between_ranks_is_that_of_their_longest_way() -> None:
+    """Of two rails one stays on a leaf; the other climbs to a spine and comes down, two links of 1 us more."""
+    group = '[[groups]]\npreset = "dgx-h100"\nnodes = 1\nnode = {{ gpus = 1, pcie_switches = 1, nics = {} }}\n'
+    fabric = '[fabric]\nkind = "rail"\nnodes_per_leaf = 2\nlatency = "1 us"\n'
+    cluster = Cluster(parse_cluster(f'schema = 1\nname = "t"\n{fabric}{group.format(2)}{group.format(1)}', where="t"))
+    on_a_leaf = 4 * 0.5e-6 + 2 * 0.3e-6  # two PCIe links and the cable on either side
+    latency = cluster.path_latency(np.array([0, 1]), np.array([1, 0]))
+    np.testing.assert_allclose(latency, on_a_leaf + 2e-6)
+
+
 def test_oversubscription_divides_the_uplinks() -> None:
     """Two nodes of 8 NICs of 50 GB/s on a leaf, oversubscribed 2:1 over 4 spines: 16 x 50 / 2 / 4 = 100 GB/s each."""
     fabric = 'kind = "leaf_spine"\nnodes_per_leaf = 2\noversubscription = 2.0\nspines = 4\n'
@@ -89,6 +125,15 @@ def test_even_routing_spreads_and_routing_by_destination_does_not() -> None:
     assert [spread[f"leaf0->spine{s}"] for s in range(3)] == [3.0, 3.0, 3.0]
     chosen = loads(on_fabric("p5.48xlarge", 2, fabric + 'routing = "by_destination"\n'), (0, 9, 9.0))
     assert {name: b for name, b in chosen.items() if "spine" in name} == {"leaf0->spine1": 9.0, "spine1->leaf1": 9.0}
+
+
+@pytest.mark.parametrize("routing", ["even", "by_destination"])
+def test_what_nodes_of_one_leaf_exchange_stays_below_the_spines(routing: str) -> None:
+    """Two nodes on the first leaf of two, each rank of them to each: no byte on an uplink."""
+    cluster = on_fabric("p5.48xlarge", 3, f'kind = "leaf_spine"\nnodes_per_leaf = 2\nspines = 3\nrouting = "{routing}"')
+    links, nbytes = cluster.outer_loads(np.arange(16), np.ones(16), np.ones(16))
+    assert nbytes[cluster.is_kind("network")[links]].sum() > 0
+    assert not cluster.is_kind("uplink")[links].any()
 
 
 def test_an_nvlink_domain_may_span_nodes() -> None:
@@ -188,8 +233,10 @@ def test_a_gpu_without_its_nvlink_falls_back_to_pcie() -> None:
 
 def test_a_gpu_without_its_nic_takes_the_nearest_other_one() -> None:
     """With its NIC gone a GPU shares its neighbour's on the same PCIe switch."""
-    cluster = load_preset("p5.48xlarge", 2, {"node0/nic0->leaf0": 0.0})
-    assert "node0/nic1->leaf0" in names(cluster, 0, 8)
+    for lost in ("node0/nic0->leaf0", "leaf0->node0/nic0"):  # one direction is enough: a NIC answers what it gets
+        cluster = load_preset("p5.48xlarge", 2, {lost: 0.0})
+        assert "node0/nic1->leaf0" in names(cluster, 0, 8)
+        assert "leaf0->node0/nic1" in names(cluster, 8, 0)
 
 
 def test_traffic_avoids_a_spine_that_a_leaf_has_lost() -> None:
@@ -213,6 +260,13 @@ def test_leaves_without_a_common_spine_are_named() -> None:
     fabric = 'kind = "leaf_spine"\nnodes_per_leaf = 1\n[degrade]\n"leaf1->spine0" = 0.0\n'
     with pytest.raises(NoRouteError, match=r"ranks 8-15 on leaf1: no spine switch reaches leaf0 with ranks 0-7"):
         on_fabric("p5.48xlarge", 2, fabric)
+
+
+def test_a_leaf_that_no_gpu_uses_may_be_cut_off() -> None:
+    """Of eight rails only the first carries GPUs' traffic here, so another one without uplinks separates nobody."""
+    fabric = 'kind = "rail"\nnodes_per_leaf = 1\n[node]\ngpu_nics = [[0], [0], [0], [0], [0], [0], [0], [0]]\n'
+    cluster = on_fabric("dgx-h100", 2, fabric + '[degrade]\n"leaf3<->spine0" = 0.0\n')
+    assert "spine0->leaf8" in names(cluster, 7, 8)
 
 
 def test_a_pattern_that_matches_nothing_names_the_nearest_links() -> None:

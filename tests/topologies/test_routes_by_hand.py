@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -83,6 +84,8 @@ def test_gpus_nics_and_host_memory_pass_nothing_on() -> None:
     for middle in ("nic0", "mem0", "gpu2"):
         _, found = routes(3, joined("pcie", "gpu0", middle, "gpu1"))
         assert found.peer[0][1] is None
+    _, found = routes(3, joined("pcie", "gpu0", "gpu2"), joined("nvlink", "gpu2", "gpu1"))
+    assert found.peer[0][1] is None  # nor by NVLink what came over PCIe
 
 
 def test_three_nics_of_two_gpus_are_dealt_so_that_each_gpu_uses_its_own_evenly() -> None:
@@ -90,6 +93,13 @@ def test_three_nics_of_two_gpus_are_dealt_so_that_each_gpu_uses_its_own_evenly()
     near = [joined("pcie", "pcie0", end) for end in ("gpu0", "gpu1", "nic0", "nic1", "nic2")]
     _, found = routes(2, *near, *(joined("network", f"nic{n}", LEAF) for n in range(3)))
     assert found.nic.tolist() == [[0, 1], [0, 2]]
+
+
+def test_gpus_with_two_and_three_nics_take_them_in_order_in_six_slots() -> None:
+    """As many slots as let each GPU use its NICs equally often, those of a GPU one after the other."""
+    node, _ = routes(2, *(joined("network", f"nic{n}", LEAF) for n in range(5)))
+    found = compute_node_routes(replace(node, nics=(("nic0", "nic1"), ("nic2", "nic3", "nic4"))))
+    assert found.nic.T.tolist() == [[0, 0, 0, 1, 1, 1], [2, 2, 3, 3, 4, 4]]
 
 
 # -- spines -------------------------------------------------------------------------------------------------------
@@ -138,7 +148,9 @@ def test_the_other_leaves_keep_the_spine_that_one_leaf_has_lost() -> None:
 
 def test_an_even_spread_leaves_out_what_is_missing_on_either_side() -> None:
     """Four spines, one without its link down to leaf 1: a third on each of the others."""
-    found = spines_of(with_spines("even", "spine2->leaf1"), 0, 9)
+    cluster = with_spines("even", "spine2->leaf1")
+    assert [share for _, share in cluster.paths(0, 9)] == [1 / 3] * 3
+    found = spines_of(cluster, 0, 9)
     assert found == {f"{a}->{b}": 4.0 for s in (0, 1, 3) for a, b in (("leaf0", f"spine{s}"), (f"spine{s}", "leaf1"))}
 
 
