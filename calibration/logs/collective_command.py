@@ -12,7 +12,7 @@ from tabulate import tabulate
 
 from foreshard.calibration.logs.log_comparison import compare_log
 from foreshard.calibration.logs.nccl_tests import read_nccl_log
-from foreshard.simulator.comms.collectives import ASSUMPTIONS
+from foreshard.simulator.comms.collectives import assumptions
 from foreshard.simulator.comms.damage import CollectiveDamage, damage_of_collective
 from foreshard.simulator.comms.reach import beyond_measurement, extrapolated_s
 from foreshard.simulator.comms.single import NCCL_TESTS, CollectiveResult, ranks_of, run_one
@@ -69,7 +69,7 @@ def collective(
         texts.append(compared.to_text())
         if as_json:
             click.echo("\n".join(f"note: {note}" for note in compared.notes), err=True)
-    texts.append("assumed:\n" + "\n".join(f"  {sentence}" for sentence in ASSUMPTIONS))
+    texts.append("assumed:\n" + "\n".join(f"  {sentence}" for sentence in assumptions(cluster, kind)))
     click.echo(json.dumps(rows, indent=2, allow_nan=False) if as_json else "\n\n".join(texts))
 
 
@@ -105,15 +105,17 @@ def _fitting(cluster: Cluster, sizes: list[float]) -> list[float]:
 
 
 def parse_sizes(text: str) -> list[float]:
-    """Return the sizes in bytes of "32MiB,1GiB". Raises InputError with every one that cannot be read or is no byte."""
+    """Return the sizes of "32MiB,1GiB" in whole bytes. Raises InputError with every one that cannot be read or is less
+    than one byte."""
     found, problems = [], []
     for part in text.split(","):
         try:
-            found.append(parse_quantity(part.strip(), BYTES))
+            size = parse_quantity(part.strip(), BYTES)
         except UnitError as error:
             problems.append(_advice(part.strip()) or str(error))
             continue
-        if found[-1] < 1:
+        found.append(float(round(size)))
+        if size < 1:
             problems.append(f"{part.strip()!r} is less than one byte: give a size such as 32MiB")
     if problems:
         raise InputError(dict.fromkeys(problems), where="--bytes")

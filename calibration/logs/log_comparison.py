@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from tabulate import tabulate
 
-from foreshard.calibration.logs.nccl_ratio import fits
+from foreshard.calibration.logs.nccl_ratio import fits, ranks_of_one_run
 from foreshard.calibration.logs.nccl_row import NcclRow
 from foreshard.calibration.logs.nccl_tests import NcclLog
 from foreshard.simulator.comms.single import NCCL_TESTS, CollectiveResult, NcclTest, ranks_of, run_one
@@ -99,7 +99,8 @@ class LogComparison:
             for row in self.rows
         ]
         table = tabulate(body, headers=[*header, "algorithm"], disable_numparse=True, stralign="right")
-        errors = f"median error {self.median_error:.1%}, worst {self.worst_error:.1%} over {len(self.rows)} rows"
+        count = len(self.rows)
+        errors = f"median error {self.median_error:.1%}, worst {self.worst_error:.1%} over {_counted(count)}"
         return "\n".join([table, "", errors, *(f"note: {note}" for note in self.notes)])
 
 
@@ -141,10 +142,10 @@ def _trees(cluster: Cluster, kind: NcclTest, rows: Sequence[ComparedRow]) -> Ite
         return
     beyond = [row for row in rows if "tree" in row.predicted.algorithm or _beyond_a_ring(cluster, row)]
     if beyond:
-        lines = ", ".join(str(row.measured.line) for row in beyond)
+        lines = _lines([row.measured.line for row in beyond])
         yield (
-            f"line{'s' * (len(beyond) > 1)} {lines}: busbw of a tree on two nodes is not the rate of the NICs: it "
-            "sends the buffer through them once where busbw counts it almost twice; the column per NIC shows what "
+            f"{lines}: busbw of a tree on two nodes is not the rate of the NICs: "
+            "it sends the buffer through them once where busbw counts it almost twice; the column per NIC shows what "
             "they carried (NCCL_ALGO=RING measures them)"
         )
 
@@ -162,7 +163,7 @@ def _of_cluster(
     ranks = len(ranks_of(cluster, ranks_per_node))
     if log.ranks is not None and log.ranks != ranks:
         raise InputError(
-            f"the log is of {log.ranks} ranks, but {cluster.name} with {cluster.nodes} nodes has {ranks}"
+            f"the log is of {log.ranks} ranks, but {cluster.name} with {_nodes_text(cluster)} has {ranks}"
             f"{f' by {ranks_per_node} a node' if ranks_per_node else ''}: {_advice(log.ranks, cluster)}"
         )
     own = [row for row in log.rows if fits(row, kind, ranks)]
@@ -171,7 +172,12 @@ def _of_cluster(
             f"no row of the log is of {ranks} ranks, by its ratio of busbw and algbw: give the --nodes it ran on"
         )
     left = len(log.rows) - len(own)
-    return own, [f"{left} rows of another number of ranks are left out"] if left else []
+    if left and (told := ranks_of_one_run(log.rows, kind)):
+        raise InputError(
+            f"busbw / algbw of the log mean {told} as {kind}, but {cluster.name} with {_nodes_text(cluster)} has "
+            f"{ranks}: give the machine, the --nodes it ran on, and --ranks-per-node if it used some GPUs of each only"
+        )
+    return own, [f"{_counted(left)} of another number of ranks {'is' if left == 1 else 'are'} left out"] if left else []
 
 
 def _advice(ranks: int, cluster: Cluster) -> str:
@@ -179,6 +185,26 @@ def _advice(ranks: int, cluster: Cluster) -> str:
     if nodes and not rest:
         return f"give --nodes {nodes}"
     return "give the machine, the --nodes it ran on, and --ranks-per-node if it used some GPUs of each only"
+
+
+def _counted(rows: int) -> str:
+    return f"{rows} row{'s' * (rows != 1)}"
+
+
+def _nodes_text(cluster: Cluster) -> str:
+    return f"{cluster.nodes} node{'s' * (cluster.nodes > 1)}"
+
+
+def _lines(numbers: Sequence[int]) -> str:
+    """Lines of a log in words, as "lines 3-24, 27"."""
+    runs: list[list[int]] = []
+    for number in sorted(numbers):
+        if runs and number == runs[-1][1] + 1:
+            runs[-1][1] = number
+        else:
+            runs.append([number, number])
+    parts = [str(first) if first == last else f"{first}-{last}" for first, last in runs]
+    return f"line{'s' * (len(numbers) > 1)} {', '.join(parts)}"
 
 
 def _nodes(cluster: Cluster) -> int:

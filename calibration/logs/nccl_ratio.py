@@ -7,7 +7,7 @@ from math import ceil, floor, inf
 
 from foreshard.calibration.logs.nccl_row import NcclRow
 
-__all__ = ["fits", "kinds_and_ranks"]
+__all__ = ["fits", "kinds_and_ranks", "ranks_of_one_run"]
 
 # Collectives of nccl-tests by the factor between busbw and algbw: 2 (n-1)/n, (n-1)/n, 1.
 _TWICE = ("all_reduce",)
@@ -74,14 +74,26 @@ def fits(row: NcclRow, kind: str, ranks: int) -> bool:
     return _holds(_ranks(kind, _ratio([row])), ranks)
 
 
+def ranks_of_one_run(rows: Sequence[NcclRow], kind: str) -> str:
+    """What the rows together mean for a collective, as "16 to 19 ranks"; empty if they are of several runs."""
+    low, high = _allowed(rows)
+    return "" if len({row.label for row in rows}) > 1 or low > high else _text(_ranks(kind, (low, high)))
+
+
 def _ratio(rows: Iterable[NcclRow]) -> Interval:
-    """busbw / algbw as an interval that all rows allow, given the digits printed."""
+    """busbw / algbw as an interval that all rows allow, or the middle between rows that allow none together."""
+    low, high = _allowed(rows)
+    return (low, high) if low <= high else ((low + high) / 2,) * 2
+
+
+def _allowed(rows: Iterable[NcclRow]) -> Interval:
+    """busbw / algbw as precisely as it is printed; empty (high below low) if rows disagree."""
     low, high = 0.0, inf
     for row in rows:
         if row.whole and row.algbw_bytes_per_s > 0.1e9:
             low = max(low, (row.busbw_bytes_per_s - _HALF_DIGIT) / (row.algbw_bytes_per_s + _HALF_DIGIT))
             high = min(high, (row.busbw_bytes_per_s + _HALF_DIGIT) / (row.algbw_bytes_per_s - _HALF_DIGIT))
-    return (low, high) if low <= high else ((low + high) / 2,) * 2
+    return low, high
 
 
 def _ranks(kind: str, ratio: Interval) -> Interval:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import replace
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,25 +19,40 @@ from foreshard.simulator.comms.hierarchical import hierarchical, takes_two_steps
 from foreshard.simulator.comms.lowering import Bundle, Draft, Lowered, LoweredGroups, LoweredPart, Phase
 from foreshard.simulator.comms.symmetry import Seats, seats_of
 from foreshard.simulator.comms.tuned import tuned
-from foreshard.simulator.job.program import Collective
+from foreshard.simulator.job.program import Collective, CollectiveKind
 from foreshard.topologies.cluster import Cluster
 from foreshard.topologies.errors import BoundViolationError
 
-__all__ = ["ASSUMPTIONS", "Lowered", "LoweredGroups", "Phase", "check_bound", "lower"]
+__all__ = ["Lowered", "LoweredGroups", "Phase", "assumptions", "check_bound", "lower"]
 
 IntArray = NDArray[np.int64]
 K = TypeVar("K", bound=Hashable)
 
-ASSUMPTIONS = (
+_ANY_PEERS = (
     "a NIC sustains the same share of its rate with any number of peers; every further peer only costs its posting, as "
     "much as the one before (measured on p5 for 8 to 56 peers; a fit to the same rows grows as ranks^0.46, so beyond "
-    "them this is the dearer of two readings)",
-    "flows share links by max-min fairness; no congestion collapse, no retransmission, no noise of other jobs",
-    "the algorithm is the one predicted fastest with NCCL's documented constants, as NCCL itself chooses, whatever a "
-    "tuner plugin or an environment variable would force",
-    "connections are set up; what a rank sends to itself is a copy inside its memory and takes no link",
+    "them this is the dearer of two readings)"
 )
-"""What every prediction of a collective assumes, one sentence each."""
+_SHARED = "flows share links by max-min fairness; no congestion collapse, no retransmission, no noise of other jobs"
+_FASTEST = (
+    "the algorithm is the one predicted fastest with NCCL's documented constants, as NCCL itself chooses, whatever a "
+    "tuner plugin or an environment variable would force"
+)
+_GLOO = "gloo's algorithms are those whose bytes were counted with torch 2.13.0; it has no choice of others"
+_SET_UP = "connections are set up; what a rank sends to itself is a copy inside its memory and takes no link"
+
+
+def assumptions(cluster: Cluster, kind: CollectiveKind | Literal["sendrecv"]) -> Iterator[str]:
+    """Yield what every prediction of a collective of this kind on this cluster assumes, one sentence each."""
+    nccl = cluster.backend == "nccl"
+    if nccl and cluster.domain_of[-1] > 0:
+        yield _ANY_PEERS
+    yield _SHARED
+    if not nccl:
+        yield _GLOO
+    elif kind not in ("all_to_all", "sendrecv"):
+        yield _FASTEST
+    yield _SET_UP
 
 
 def lower(cluster: Cluster, collective: Collective) -> LoweredGroups:

@@ -201,6 +201,46 @@ def test_rows_of_several_node_counts_are_told_apart():
         assert [row.measured.time_s for row in compared.rows] == [pytest.approx(time_us * 1e-6)]
 
 
+def test_rows_too_small_to_tell_are_of_as_many_ranks_as_the_rest_of_their_log():
+    """From the ratio of its last row the log is of some 15 to 19 ranks, so its first row is not of 2 either."""
+    small, large = (
+        f"{size} {size // 4} float sum {time} {algbw} {busbw} N/A {time} {algbw} {busbw} N/A\n"
+        for size, time, algbw, busbw in ((128, 87.59, 0.00, 0.00), (262144, 262.0, 1.00, 1.88))
+    )
+    log = parse_nccl_log(small + large)
+    assert log.ranks is None
+    with pytest.raises(InputError, match=r"mean 1\d to \d\d ranks as all_reduce, but dgx-h100 with 1 node has 2"):
+        compare_log(log, load_preset("dgx-h100"), "all_reduce", ranks_per_node=2)
+    assert len(compare_log(log, load_preset("dgx-h100", 2), "all_reduce").rows) == 2
+
+
+def test_lines_of_a_note_are_told_in_runs():
+    row = "{size} 1 float sum -1 {time} 100.00 187.50 0 {time} 100.00 187.50 0\n"
+    log = parse_nccl_log("".join(row.format(size=size * 10**9, time=size * 10**4) for size in (1, 2, 3)) + "noise\n")
+    (note,) = compare_log(log, load_preset("dgx-h100", 2), "all_reduce").notes
+    assert note.startswith("lines 1-3: busbw of a tree on two nodes")
+
+
+@pytest.mark.parametrize(("text", "nbytes"), [("1.3GiB", 1395864371.0), ("1.5B", 2.0), ("0.001 KiB", 1.0)])
+def test_sizes_are_whole_bytes(text, nbytes):
+    assert parse_sizes(text) == [nbytes]
+
+
+@pytest.mark.parametrize(
+    ("machine", "nodes", "kind", "told", "not_told"),
+    [
+        ("p5.48xlarge", "2", "all_to_all", ["a NIC sustains"], ["NCCL's documented constants", "gloo"]),
+        ("p5.48xlarge", "2", "all_reduce", ["a NIC sustains", "NCCL's documented constants"], ["gloo"]),
+        ("p5.48xlarge", "1", "all_reduce", ["NCCL's documented constants"], ["a NIC sustains", "gloo"]),
+        ("cpu-host", "2", "all_reduce", ["gloo's algorithms"], ["a NIC sustains", "NCCL"]),
+    ],
+)
+def test_only_what_a_prediction_assumes_is_said(machine, nodes, kind, told, not_told):
+    text = run("--cluster", machine, "--nodes", nodes, "--kind", kind, "--bytes", "1MiB").split("assumed:")[1]
+    assert all(words in text for words in [*told, "max-min fairness"])
+    assert not any(words in text for words in not_told)
+
+
 def test_the_first_message_on_a_wrong_machine_names_the_right_ones():
     with pytest.raises(InputError, match="neither a machine nor a file"):
         run("--cluster", "p5.48xlrge", "--kind", "all_reduce", "--bytes", "1MiB")

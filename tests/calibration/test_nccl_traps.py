@@ -276,7 +276,7 @@ def test_a_collective_that_is_not_predicted_is_refused_without_advice_to_ask_for
 
 def test_a_log_of_some_gpus_of_a_node_says_how_to_ask_for_them():
     log = parse_nccl_log("# all_reduce_perf\n" + HEADER + row(factor=1.5))
-    with pytest.raises(InputError, match=r"4 ranks, but dgx-h100 with 1 nodes has 8: .*--ranks-per-node"):
+    with pytest.raises(InputError, match=r"4 ranks, but dgx-h100 with 1 node has 8: .*--ranks-per-node"):
         compare_log(log, load_preset("dgx-h100", 1), "all_reduce")
     assert compare_log(log, load_preset("dgx-h100", 1), "all_reduce", ranks_per_node=4).rows
 
