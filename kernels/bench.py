@@ -1,9 +1,12 @@
 """`python -m foreshard.kernels.bench`: look-up and update against the copy bandwidth of the device and against torch.
 
-Bytes are those that must move: a look-up reads rows, ids and offsets and writes pooled vectors; an update reads a
-gradient for every look-up, and reads and writes every distinct row and its accumulator once. The fraction is of the
-bandwidth that a device-to-device copy reached on the same GPU just before. Every run starts with a cold L2 cache.
-Without a GPU nothing is measured, and the rows say so.
+A look-up reads a row and an id for every look-up and the offsets, and writes pooled vectors. An update reads ids,
+offsets and the gradient of every bag once, and reads and writes every distinct row and its accumulator once: what it
+reads again, or sorts, counts as time alone. Rows that Zipf ids repeat may come from L2, so that a look-up's fraction
+may pass 1 there. The fraction is of the bandwidth that a device-to-device copy reached on the same GPU just before.
+Every run starts with an L2 cache full of other data. torch's backward is followed by its Adagrad, whose accumulator is
+as large as the row; it is timed with sparse and with dense gradients. Without a GPU nothing is measured, and the rows
+say so; so do rows for which the memory did not suffice.
 """
 
 from __future__ import annotations
@@ -31,7 +34,9 @@ _COPY_BYTES = 1 << 30
 _TABLE_BYTES = 8 << 30  # far larger than any L2 cache
 _LOOKUPS = 1 << 21
 _ZIPF = 1.15  # FBGEMM's benchmarks recommend it for training
-_HEADERS = ("pass", "dim", "pooling", "ids", "MB", "us", "GB/s", "of copy", "torch / ours")
+_HEADERS = ("pass", "dim", "pooling", "ids", "MB", "us", "GB/s", "of copy", "torch / ours", "torch, dense / ours")
+_PASSES = ("forward", "backward")
+_DENSE = "dense backward"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -52,6 +57,15 @@ class Case:
         """Bags of about 2 Mi look-ups in all, fewer where vectors would not fit."""
         return max(1, min(_LOOKUPS, (1 << 31) // (4 * self.dim)) // self.pooling)
 
+    def moved(self, distinct: int) -> dict[str, int]:
+        """Bytes of a look-up and of an update of `distinct` rows: fp32 vectors and accumulators, int64 ids, offsets."""
+        vector, lookups = 4 * self.dim, self.bags * self.pooling
+        jagged = 8 * lookups + 8 * (self.bags + 1)
+        return {
+            "forward": jagged + lookups * vector + self.bags * vector,
+            "backward": jagged + self.bags * vector + distinct * 2 * (vector + 4),
+        }
+
 
 CASES = tuple(
     Case(dim=dim, pooling=pooling, ids=ids)
@@ -71,14 +85,27 @@ def main() -> None:
     else:
         copy = _copy_bandwidth(device)
         print(f"device copy: {copy / 1e9:.0f} GB/s (reads and writes, {_COPY_BYTES >> 20} MiB, median of {_REPEATS})")
-        rows = [row for case in CASES for row in _measured(device, case, copy)]
+        rows = [row for case in CASES for row in _tried(device, case, copy)]
     print(tabulate(rows, headers=_HEADERS))
 
 
 def rows_of(case: Case) -> Iterator[tuple[Any, ...]]:
     """The rows of a case that nobody measured."""
-    for name in ("forward", "backward"):
-        yield (name, case.dim, case.pooling, case.ids, *[NOT_MEASURED] * 5)
+    for name in _PASSES:
+        yield (name, case.dim, case.pooling, case.ids, *[NOT_MEASURED] * 5, "" if name == "forward" else NOT_MEASURED)
+
+
+def _tried(device: CupyDevice, case: Case, copy: float) -> list[tuple[Any, ...]]:
+    """The rows of a case, and memory given back for the next one."""
+    try:
+        return list(_measured(device, case, copy))
+    except MemoryError as error:  # CuPy's is one
+        print(f"{NOT_MEASURED}: {case}: {error}", file=sys.stderr)
+        return list(rows_of(case))
+    finally:
+        device.xp.get_default_memory_pool().free_all_blocks()
+        if "torch" in sys.modules:
+            sys.modules["torch"].cuda.empty_cache()
 
 
 def _seconds(device: CupyDevice, work: Callable[[], object]) -> float:
@@ -126,11 +153,7 @@ def _measured(device: CupyDevice, case: Case, copy: float) -> Iterator[tuple[Any
     gradients = xp.ones((case.bags, case.dim), dtype=np.float32)
     group = table_group([table], momentum=[state])
     optimizer = RowWiseAdagrad(learning_rate=0.01)
-    vector, distinct = 4 * case.dim, int(xp.unique(ids).size)
-    moved = {
-        "forward": ids.size * (vector + 8) + case.bags * (vector + 8),
-        "backward": ids.size * vector + distinct * 2 * (vector + 4),
-    }
+    moved = case.moved(int(xp.unique(ids).size))
     ours = {
         "forward": _seconds(device, lambda: pooled_lookup(group, ids, offsets)),
         "backward": _seconds(device, lambda: update_pooled(group, optimizer, gradients, ids, offsets)),
@@ -138,13 +161,16 @@ def _measured(device: CupyDevice, case: Case, copy: float) -> Iterator[tuple[Any
     theirs = _torch_seconds(device, table, ids, offsets, gradients)
     for name, nbytes in moved.items():
         rate = nbytes / ours[name]
-        ratio = f"{theirs[name] / ours[name]:.2f}" if name in theirs else NOT_MEASURED
-        figures = (f"{nbytes / 1e6:.0f}", f"{ours[name] * 1e6:.0f}", f"{rate / 1e9:.0f}", f"{rate / copy:.2f}", ratio)
-        yield (name, case.dim, case.pooling, case.ids, *figures)
+        ratios = [
+            f"{theirs[other] / ours[name]:.2f}" if other in theirs else NOT_MEASURED
+            for other in ([name] if name == "forward" else [name, _DENSE])
+        ]
+        figures = (f"{nbytes / 1e6:.0f}", f"{ours[name] * 1e6:.0f}", f"{rate / 1e9:.0f}", f"{rate / copy:.2f}")
+        yield (name, case.dim, case.pooling, case.ids, *figures, *ratios, *[""] * (2 - len(ratios)))
 
 
 def _torch_seconds(device: CupyDevice, table: Any, ids: Any, offsets: Any, gradients: Any) -> dict[str, float]:
-    """embedding_bag, and its sparse backward with torch's Adagrad, on the same memory; empty without torch."""
+    """embedding_bag, its sparse and its dense backward with torch's Adagrad, on the same memory; none without torch."""
     try:
         torch = import_module("torch")
     except ImportError:
@@ -153,19 +179,31 @@ def _torch_seconds(device: CupyDevice, table: Any, ids: Any, offsets: Any, gradi
         return {}
     weight = torch.nn.Parameter(torch.from_dlpack(table))
     own_ids, starts, upstream = (torch.from_dlpack(array) for array in (ids, offsets[:-1], gradients))
-    optimizer = torch.optim.Adagrad([weight], lr=0.01)
     bag = torch.nn.functional.embedding_bag
+    found = {}
+    with device.on(weight):  # torch's current stream
+        with torch.no_grad():
+            found["forward"] = _seconds(device, lambda: bag(own_ids, weight, starts, mode="sum"))
+        for name, sparse in (("backward", True), (_DENSE, False)):
+            out = bag(own_ids, weight, starts, mode="sum", sparse=sparse)
+            try:
+                found[name] = _seconds(device, _torch_backward(torch, weight, out, upstream))
+            except torch.cuda.OutOfMemoryError as error:
+                print(f"{NOT_MEASURED}: {name} of torch, dim {weight.shape[1]}: {error}", file=sys.stderr)
+            weight.grad = None
+            torch.cuda.empty_cache()
+    return found
+
+
+def _torch_backward(torch: Any, weight: Any, out: Any, upstream: Any) -> Callable[[], None]:
+    optimizer = torch.optim.Adagrad([weight], lr=0.01)
 
     def backward() -> None:
         out.backward(upstream, retain_graph=True)
         optimizer.step()
         weight.grad = None
 
-    with device.xp.cuda.ExternalStream(torch.cuda.current_stream().cuda_stream), torch.no_grad():
-        forward_s = _seconds(device, lambda: bag(own_ids, weight, starts, mode="sum"))
-    with device.xp.cuda.ExternalStream(torch.cuda.current_stream().cuda_stream):
-        out = bag(own_ids, weight, starts, mode="sum", sparse=True)
-        return {"forward": forward_s, "backward": _seconds(device, backward)}
+    return backward
 
 
 if __name__ == "__main__":

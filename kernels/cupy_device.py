@@ -17,6 +17,8 @@ from foreshard.topologies.errors import ForeshardError, InputError, MissingDepen
 
 __all__ = ["CupyDevice", "cupy_device"]
 
+_FIRST_CUPY = 14  # knows the CUDA stream protocol, and offers the extra `ctk` that pyproject.toml names
+
 _INSTALL = (
     "CUDA kernels need CuPy, which is not installed: pip install 'foreshard[gpu]' for CUDA 12 or "
     "'foreshard[gpu-cuda13]' for CUDA 13; without a GPU use foreshard.kernels.reference"
@@ -28,9 +30,31 @@ def cupy_device() -> CupyDevice:
     """The CUDA devices of this process. Raises MissingDependencyError without CuPy, ForeshardError without a GPU."""
     try:
         cupy = import_module("cupy")
-    except ImportError as error:
+    except ModuleNotFoundError as error:
         raise MissingDependencyError(_INSTALL) from error
+    except ImportError as error:
+        raise MissingDependencyError(
+            f"CuPy is installed but cannot be imported: {error}; reinstall it, or use foreshard.kernels.reference"
+        ) from error
+    if not hasattr(cupy.cuda.Stream, "from_external"):
+        raise MissingDependencyError(
+            f"CuPy {cupy.__version__} is installed: expected {_FIRST_CUPY} or newer, pip install --upgrade "
+            "'foreshard[gpu]' or 'foreshard[gpu-cuda13]'"
+        )
     return CupyDevice(cupy)
+
+
+class _TorchStream:
+    """A stream of torch by the CUDA stream protocol, which torch's own objects speak only in newer versions.
+
+    https://nvidia.github.io/cuda-python/cuda-core/latest/interoperability.html#cuda-stream-protocol
+    """
+
+    def __init__(self, address: int) -> None:
+        self._address = address
+
+    def __cuda_stream__(self) -> tuple[int, int]:
+        return (0, self._address)
 
 
 class CupyDevice:
@@ -90,9 +114,15 @@ class CupyDevice:
             )
         torch = sys.modules["torch"]
         tensor = tensor.detach()
-        if tensor.dtype == torch.bfloat16:  # DLPack has bf16, NumPy and CuPy have not
-            return self.xp.from_dlpack(tensor.view(torch.int16)).view(np.uint16)
-        return self.xp.from_dlpack(tensor)
+        try:
+            if tensor.dtype == torch.bfloat16:  # DLPack has bf16, NumPy and CuPy have not
+                return self.xp.from_dlpack(tensor.view(torch.int16)).view(np.uint16)
+            return self.xp.from_dlpack(tensor)
+        except (BufferError, NotImplementedError, RuntimeError, TypeError) as error:
+            raise InputError(
+                f"{what} is a torch tensor of {tensor.dtype} that CuPy cannot share ({error}): expected a dense one "
+                "of a dtype that the kernels know"
+            ) from error
 
     def give(self, result: Any, like: object) -> Any:
         """`result` as a torch tensor on the same memory where `like` is one, else as it is."""
@@ -108,7 +138,7 @@ class CupyDevice:
             context.enter_context(self.xp.cuda.Device(numbers[0]))
         if any(_is_torch(item) and _device_number(item) is not None for item in given):
             stream = sys.modules["torch"].cuda.current_stream(numbers[0])
-            context.enter_context(self.xp.cuda.ExternalStream(stream.cuda_stream))
+            context.enter_context(self.xp.cuda.Stream.from_external(_TorchStream(stream.cuda_stream)))
         return context
 
     def upload(self, host: np.ndarray[Any, Any]) -> Any:
@@ -122,6 +152,17 @@ class CupyDevice:
     def address(self, array: Any) -> int:
         """The device address, or of a NumPy array in pinned memory its unified address."""
         return int(array.ctypes.data) if isinstance(array, np.ndarray) else int(array.data.ptr)
+
+    def reaches(self, array: Any) -> bool:
+        """Whether an array of the host is pinned; those of CuPy lie on a device."""
+        if not isinstance(array, np.ndarray) or not array.size:
+            return True
+        runtime = self.xp.cuda.runtime
+        return bool(runtime.pointerGetAttributes(self.address(array)).type != runtime.memoryTypeUnregistered)
+
+    def synchronize(self) -> None:
+        """Waits for all streams of the device, torch's too."""
+        self.xp.cuda.Device().synchronize()
 
 
 def _is_torch(given: object) -> bool:

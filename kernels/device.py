@@ -45,6 +45,12 @@ class Device(Protocol):
     def address(self, array: Any) -> int:
         """The address at which kernels find the array's memory."""
 
+    def reaches(self, array: Any) -> bool:
+        """Whether kernels can read and write the array's memory: the device's, or pinned memory of the host."""
+
+    def synchronize(self) -> None:
+        """Wait until the current device has done all work of all streams."""
+
 
 def blocks_for(device: Device, threads: int) -> int:
     """Blocks for this many threads; kernels take further turns where a grid cannot be that large."""

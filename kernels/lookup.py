@@ -13,7 +13,7 @@ from foreshard.kernels.reference_lookup import Mode
 from foreshard.kernels.tables import TableGroup, row_shape
 from foreshard.topologies.errors import InputError
 
-__all__ = ["Jagged", "pooled_lookup", "sequence_lookup", "take_jagged"]
+__all__ = ["Jagged", "check_mode", "pooled_lookup", "sequence_lookup", "take_jagged"]
 
 _IDS = ("int64", "int32")
 _MODES = ("sum", "mean")
@@ -95,8 +95,7 @@ def pooled_lookup(
     and offsets first and raises InputError where one is out of range; else such an id reads foreign memory.
     """
     device = group.device
-    if mode not in _MODES:
-        raise InputError(f"unknown mode {mode!r}: expected one of {', '.join(_MODES)}")
+    check_mode(mode)
     with device.on(ids, offsets, weights, *group.weights):
         jagged = take_jagged(group, ids, offsets, weights, checked=checked)
         out = device.xp.empty((jagged.bags, group.width), dtype=np.float32)
@@ -123,6 +122,12 @@ def sequence_lookup(group: TableGroup, ids: object, starts: object, *, checked: 
         tables = (group.tables, group.features, jagged.offsets, np.int32(group.num_features))
         _launch(device, kernel, count * lanes, (*tables, jagged.ids, np.int64(count), np.int32(lanes), out))
         return device.give(out, ids)
+
+
+def check_mode(mode: str) -> None:
+    """Raise InputError for anything but "sum" and "mean"."""
+    if mode not in _MODES:
+        raise InputError(f"unknown mode {mode!r}: expected one of {', '.join(_MODES)}")
 
 
 def one_dim(group: TableGroup) -> int:

@@ -27,7 +27,8 @@ def encode(rows: FloatArray, codec: Codec) -> NDArray[Any]:
     """The encoded rows: float16 or uint16 (bf16) [rows, dim], or uint8 [rows, dim + overhead] of a row-wise format.
 
     int8: scale = (max - min) / 255, bias = min, byte = round((x - bias) / scale). fp8: scale = max |x| / largest fp8
-    value, byte = fp8(x / scale). Rows must be finite with a range below the largest fp32. Raises InputError otherwise.
+    value, byte = fp8(x / scale). Rows must be finite, of a range below the largest fp32: what becomes of others is not
+    defined. Raises InputError for an unknown codec.
     """
     match codec:
         case "fp16":

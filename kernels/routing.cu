@@ -74,8 +74,7 @@ KERNEL count_tiles(const int* owners, i64 count, i64 members, i64 tile_size, i64
     }
     if (in_shared)
       for (i64 member = warp.lane; member < members; member += WARP)
-        counts[member * tiles + tile] = counters.at[member];
-    __syncwarp();
+        counts[member * tiles + tile] = counters.at[member];  // the lane clears them itself for its next tile
   }
 }
 

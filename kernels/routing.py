@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -33,6 +34,17 @@ class FeatureRoute:
 
     members: Sequence[int]
     bounds: Sequence[int] | None = None
+
+    def problems(self, feature: int) -> Iterator[str]:
+        """What is wrong with the route of a feature."""
+        if not len(self.members):
+            yield f"feature {feature} has no owner: expected at least one"
+        elif min(self.members) < 0:
+            yield f"feature {feature} has owner {min(self.members)}: expected none below 0"
+        if self.bounds is not None:
+            bounds, wanted = [*map(int, self.bounds)], len(self.members) + 1
+            if len(bounds) != wanted or any(low > high for low, high in pairwise(bounds)):
+                yield f"bounds of feature {feature} are {bounds}: expected {wanted} rising"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -76,12 +88,9 @@ def _check(routes: Sequence[FeatureRoute], ids: Any, starts: Any) -> None:
         problems.dtype(array, what, _IDS)
         problems.shape(array, what, "[n]", array.ndim == 1)
     problems.shape(starts, "starts", f"[{len(routes)} features + 1]", starts.size == len(routes) + 1)
+    problems.unless(len(routes) > 0 or not ids.size, f"{ids.size} ids of no feature: expected a route")
     for feature, route in enumerate(routes):
-        problems.unless(len(route.members) > 0, f"feature {feature} has no owner: expected at least one")
-        if route.bounds is not None:
-            rising = all(low <= high for low, high in zip(route.bounds, route.bounds[1:], strict=False))
-            message = f"bounds of feature {feature} are {list(route.bounds)}: expected {len(route.members) + 1} rising"
-            problems.unless(rising and len(route.bounds) == len(route.members) + 1, message)
+        problems.found += route.problems(feature)
     problems.raise_any()
 
 
@@ -92,11 +101,10 @@ def _check_values(routes: Sequence[FeatureRoute], ids: Any, starts: Any) -> None
         raise InputError(f"starts are {ends}: expected rising from 0 to {ids.size}, the number of ids", where="routing")
     problems = Problems("routing")
     for feature, (route, begin, end) in enumerate(zip(routes, ends, ends[1:], strict=False)):
-        if route.bounds is not None and begin < end:
-            low, high = int(ids[begin:end].min()), int(ids[begin:end].max())
-            inside = route.bounds[0] <= low and high < route.bounds[-1]
-            wanted = f"{route.bounds[0]} to {route.bounds[-1] - 1}"
-            problems.unless(inside, f"ids of feature {feature} run from {low} to {high}: expected {wanted}")
+        if route.bounds is not None:
+            problems.within(
+                ids[begin:end], f"ids of feature {feature}", int(route.bounds[0]), int(route.bounds[-1]) - 1
+            )
     problems.raise_any()
 
 
@@ -107,16 +115,17 @@ def _describe(routes: Sequence[FeatureRoute]) -> tuple[NDArray[Any], NDArray[np.
     members: list[int] = []
     for index, route in enumerate(routes):
         described[index] = (len(bounds), len(members), len(route.members), route.bounds is None)
-        bounds += route.bounds or ()
-        members += route.members
+        bounds.extend(() if route.bounds is None else route.bounds)
+        members.extend(route.members)
     return described, np.array(bounds or [0], dtype=np.int64), np.array(members, dtype=np.int32)
 
 
-def bucketise(owners: object, members: int, *, device: Device | None = None) -> Bucketised:
+def bucketise(owners: object, members: int, *, checked: bool = False, device: Device | None = None) -> Bucketised:
     """The stable permutation that groups ids by owner (int32 [ids], 0 to `members` - 1), its inverse and the counts.
 
     A counting sort: warps count tiles, a running sum places every (member, tile), warps place their ids. Raises
-    InputError for another dtype or shape.
+    InputError for another dtype or shape. `checked` reads the owners first and raises InputError where one is out of
+    range; else such an owner counts in foreign memory.
     """
     device = device or cupy_device()
     with device.on(owners):
@@ -126,6 +135,9 @@ def bucketise(owners: object, members: int, *, device: Device | None = None) -> 
         problems.shape(taken, "owners", "[n]", taken.ndim == 1)
         problems.unless(members > 0, f"{members} members: expected at least one")
         problems.raise_any()
+        if checked:
+            problems.within(taken, "owners", 0, members - 1)
+            problems.raise_any()
         return _counting_sort(device, taken, members, owners)
 
 
@@ -147,11 +159,14 @@ def _counting_sort(device: Device, owners: Any, members: int, like: object) -> B
     return Bucketised(permutation=permutation, inverse=inverse, counts=totals)
 
 
-def deduplicate(ids: object, *, limit: int | None = None, device: Device | None = None) -> tuple[Any, Any]:
+def deduplicate(
+    ids: object, *, limit: int | None = None, checked: bool = False, device: Device | None = None
+) -> tuple[Any, Any]:
     """Return (distinct ids, ascending; the place of every id among them, int64), both of `ids` int64 [n].
 
     A `limit` promises ids from 0 to `limit` - 1, such as num_embeddings, and lets them be sorted faster. Waits for the
-    device once, for the number of distinct ids. Raises InputError for another dtype or shape.
+    device once, for the number of distinct ids. Raises InputError for another dtype or shape. `checked` reads the ids
+    first and raises InputError where one breaks the promise; else distinct ids may be taken for one.
     """
     device = device or cupy_device()
     with device.on(ids):
@@ -160,6 +175,9 @@ def deduplicate(ids: object, *, limit: int | None = None, device: Device | None 
         problems.dtype(taken, "ids", ("int64",))
         problems.shape(taken, "ids", "[n]", taken.ndim == 1)
         problems.raise_any()
+        if checked and limit is not None:
+            problems.within(taken, "ids", 0, limit - 1)
+            problems.raise_any()
         if not taken.size:
             return device.give(taken[:0], ids), device.give(taken[:0], ids)
         segments = segment_keys(device, taken, limit=limit, inverse=True)

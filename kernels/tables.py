@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from foreshard.kernels.checks import Problems, dtype_name
 from foreshard.kernels.cupy_device import cupy_device
 from foreshard.kernels.device import WARP, Device
+from foreshard.topologies.errors import InputError
 
 __all__ = ["FEATURE", "ROW_FORMATS", "TABLE", "Shape", "TableGroup", "lanes_for", "row_shape", "table_group"]
 
@@ -109,12 +110,19 @@ def table_group(
     Raises InputError for anything else, MissingDependencyError without CuPy.
     """
     device = device or cupy_device()
+    _check_lists(weights=weights, momentum=momentum)
     with device.on(*weights, *momentum):
         rows = tuple(device.take(item, f"table {index}") for index, item in enumerate(weights))
         states = tuple(device.take(item, f"momentum {index}") for index, item in enumerate(momentum))
         features = tuple(range(len(rows)) if feature_tables is None else map(int, feature_tables))
         _check(rows, states, features)
         return _describe(device, rows, states, features)
+
+
+def _check_lists(**given: Any) -> None:
+    for what, items in given.items():
+        if hasattr(items, "shape"):
+            raise InputError(f"{what} is one array of shape {list(items.shape)}: expected a list, one array a table")
 
 
 def _check(rows: tuple[Any, ...], states: tuple[Any, ...], features: tuple[int, ...]) -> None:

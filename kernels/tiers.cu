@@ -11,7 +11,7 @@ KERNEL query_cache(const i64* tags, i64* stamps, u32 sets, const i64* ids, i64 c
     const bool hit = tags[slot] == id;
     const u32 hits = __ballot_sync(FULL_WARP, hit);
     if (hit) {
-      stamps[slot] = step;
+      *static_cast<volatile i64*>(stamps + slot) = step;  // warps of equal ids store the same here at once
       slots[i] = slot;
     }
     if (!hits && warp.lane == 0) slots[i] = -1;

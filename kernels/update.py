@@ -5,6 +5,7 @@ Or the sums alone, for replicas that exchange them before they step.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -12,7 +13,7 @@ import numpy as np
 
 from foreshard.kernels.checks import Problems, id_suffix
 from foreshard.kernels.device import MAX_GRID, SHARED_BYTES, WARP, Device, blocks_for
-from foreshard.kernels.lookup import Jagged, one_dim, require_one_bag, take_jagged
+from foreshard.kernels.lookup import Jagged, check_mode, one_dim, require_one_bag, take_jagged
 from foreshard.kernels.reference_lookup import Mode
 from foreshard.kernels.reference_update import LONG_SEGMENT, RowWiseAdagrad, Sgd
 from foreshard.kernels.segments import DeviceSegments, position_bits, segment_values
@@ -74,10 +75,11 @@ def update_pooled(
     not depend on the schedule. Raises InputError for wrong input, or where AdaGrad has no momentum.
     """
     device = group.device
+    check_mode(mode)
     with device.on(gradients, ids, offsets, weights, *group.weights):
         jagged = take_jagged(group, ids, offsets, weights, checked=checked)
         taken = device.take(gradients, "gradients")
-        _check(group, optimizer, taken, (jagged.bags, group.width), chunk)
+        _check(group, taken, (jagged.bags, group.width), chunk, _optimizer_problems(group, optimizer))
         _update(_pooled(group, jagged, taken, mode), optimizer, chunk)
 
 
@@ -102,7 +104,8 @@ def update_sequence(
         jagged = take_jagged(group, ids, starts, None, checked=checked, name="starts")
         require_one_bag(jagged, group)
         taken = device.take(gradients, "gradients")
-        _check(group, optimizer, taken, (int(jagged.ids.size), one_dim(group)), chunk)
+        wanted = (int(jagged.ids.size), one_dim(group))
+        _check(group, taken, wanted, chunk, _optimizer_problems(group, optimizer))
         _update(_Backward(group=group, jagged=jagged, gradients=taken, bag_of=None, mean=False), optimizer, chunk)
 
 
@@ -119,10 +122,11 @@ def sum_pooled(
 ) -> tuple[RowSums, ...]:
     """What `update_pooled` steps by, table by table, without a step. Waits for the device once: how many rows?"""
     device = group.device
+    check_mode(mode)
     with device.on(gradients, ids, offsets, weights, *group.weights):
         jagged = take_jagged(group, ids, offsets, weights, checked=checked)
         taken = device.take(gradients, "gradients")
-        _check(group, None, taken, (jagged.bags, group.width), chunk)
+        _check(group, taken, (jagged.bags, group.width), chunk)
         return _sums(_pooled(group, jagged, taken, mode), chunk, like=ids)
 
 
@@ -141,29 +145,35 @@ def sum_sequence(
         jagged = take_jagged(group, ids, starts, None, checked=checked, name="starts")
         require_one_bag(jagged, group)
         taken = device.take(gradients, "gradients")
-        _check(group, None, taken, (int(jagged.ids.size), one_dim(group)), chunk)
+        _check(group, taken, (int(jagged.ids.size), one_dim(group)), chunk)
         backward = _Backward(group=group, jagged=jagged, gradients=taken, bag_of=None, mean=False)
         return _sums(backward, chunk, like=ids)
 
 
 def _check(
-    group: TableGroup, optimizer: Sgd | RowWiseAdagrad | None, gradients: Any, shape: tuple[int, int], chunk: int
+    group: TableGroup, gradients: Any, shape: tuple[int, int], chunk: int, optimizer_problems: Iterable[str] = ()
 ) -> None:
     problems = Problems("update")
     problems.dtype(gradients, "gradients", ("float32",))
     problems.shape(gradients, "gradients", str(list(shape)), tuple(gradients.shape) == shape)
     problems.unless(chunk > 0, f"chunk is {chunk}: expected at least 1")
-    if isinstance(optimizer, RowWiseAdagrad):
-        has_state = len(group.momentum) > 0
-        problems.unless(has_state, "row-wise AdaGrad needs momentum: give table_group one float32 array [rows] a table")
-        problems.unless(
-            optimizer.eps > 0, f"eps is {optimizer.eps}: expected above 0, a row without gradient has v = 0"
-        )
-        problems.unless(optimizer.replicas >= 1, f"replicas is {optimizer.replicas}: expected at least 1")
+    problems.found += optimizer_problems
     widest = SHARED_BYTES // _FLOAT
     fits = max(group.dims) <= widest
     problems.unless(fits, f"a row of dim {max(group.dims)} is wider than {widest}: shard the table column_wise")
     problems.raise_any()
+
+
+def _optimizer_problems(group: TableGroup, optimizer: object) -> Iterator[str]:
+    if not isinstance(optimizer, Sgd | RowWiseAdagrad):
+        yield f"optimizer is a {type(optimizer).__name__}: expected Sgd or RowWiseAdagrad"
+    elif isinstance(optimizer, RowWiseAdagrad):
+        if not group.momentum:
+            yield "row-wise AdaGrad needs momentum: give table_group one float32 array [rows] a table"
+        if not optimizer.eps > 0:
+            yield f"eps is {optimizer.eps}: expected above 0, a row without gradient has v = 0"
+        if not optimizer.replicas >= 1:
+            yield f"replicas is {optimizer.replicas}: expected at least 1"
 
 
 def _values(backward: _Backward, bits: int) -> Any:
@@ -198,8 +208,8 @@ def _sums(backward: _Backward, chunk: int, *, like: object) -> tuple[RowSums, ..
         rows, sums, ends = device.xp.empty(0, dtype=np.int64), None, [0] * len(group.weights)
     else:
         segments = _segments(backward)
-        sums = _sum_rows(backward, segments, chunk)
         rows = segments.distinct[: int(segments.count[0])]
+        sums = _sum_rows(backward, segments, chunk, int(rows.size))
         ends = device.xp.searchsorted(rows, group.first_row[1:]).tolist()
     out, begin = [], 0
     for table, (dim, end) in enumerate(zip(group.dims, ends, strict=True)):
@@ -210,9 +220,9 @@ def _sums(backward: _Backward, chunk: int, *, like: object) -> tuple[RowSums, ..
     return tuple(out)
 
 
-def _sum_rows(backward: _Backward, segments: DeviceSegments, chunk: int) -> Any:
-    """The sum of every segment, float32 [look-ups, widest dim], filled as far as there are segments."""
-    group, count = backward.group, int(backward.jagged.ids.size)
+def _sum_rows(backward: _Backward, segments: DeviceSegments, chunk: int, count: int) -> Any:
+    """The sum of each of `count` segments, float32 [count, widest dim]."""
+    group = backward.group
     first_slot, partial = _sum_long_segments(backward, segments, chunk)
     widest, vector, lanes = max(group.dims), backward.vector, _lanes(group, backward.vector)
     sums = group.device.xp.empty((count, widest), dtype=np.float32)

@@ -23,10 +23,14 @@ from foreshard.kernels import sources
 from foreshard.topologies.errors import InputError
 
 SHIM = Path(__file__).parent / "shim"
+RUNTIME = ("cuda_shim.cpp", "races.cpp")
 SANITIZE = "FORESHARD_SHIM_SANITIZE" in os.environ  # set by test_sanitizers.py, which runs these tests once more
 FLAGS = ["-std=c++17", "-O1", "-g1", "-fPIC", "-Wall", "-Wextra", "-Werror", "-Wno-unknown-pragmas"]
 FLAGS += ["-ffp-contract=off", "-fno-strict-aliasing", "-DFORESHARD_SHIM", f"-I{SHIM}"]
 FLAGS += ["-fsanitize=address,undefined", "-fno-sanitize-recover=all"] if SANITIZE else []
+# Calls of races.cpp before every access that a kernel makes to memory; g++ has these or the address sanitizer.
+WATCH = ["-fsanitize=thread", "--param", "tsan-distinguish-volatile=1", "--param", "tsan-instrument-func-entry-exit=0"]
+WATCH = [] if SANITIZE else WATCH
 
 if SANITIZE:
     settings.register_profile("sanitized", settings.get_profile("foreshard"), max_examples=12)
@@ -41,7 +45,7 @@ class Launch(ctypes.Structure):
 
 
 def translation_units() -> dict[str, str]:
-    """C++ text by file name: each kernel file with an exported launch of every kernel, the scheduler, the self-test."""
+    """C++ text by file name: each kernel file with an exported launch of every kernel, the self-test, the runtime."""
     units = {file: (sources.source_text(file), names) for file, names in sources.KERNELS.items()}
     selftest = (SHIM / "selftest.cu").read_text()
     units["selftest.cu"] = (
@@ -52,13 +56,14 @@ def translation_units() -> dict[str, str]:
         file: f'#include "cuda_shim.h"\n{text}\n' + "".join(f"SHIM_EXPORT({name})\n" for name in names)
         for file, (text, names) in units.items()
     }
-    return {**texts, "cuda_shim.cpp": (SHIM / "cuda_shim.cpp").read_text()}
+    return {**texts, **{file: (SHIM / file).read_text() for file in RUNTIME}}
 
 
 def compile_shim() -> Path:
     """The shared library, compiled once for these sources and flags; later sessions find it in the temporary folder."""
     units = translation_units()
-    parts = (*units.values(), (SHIM / "cuda_shim.h").read_text(), *FLAGS)
+    headers = [(SHIM / file).read_text() for file in ("cuda_shim.h", "races.h")]
+    parts = (*units.values(), *headers, *FLAGS, *WATCH)
     key = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:20]
     folder = Path(tempfile.gettempdir()) / f"foreshard-shim-{os.getuid()}"
     folder.mkdir(mode=0o700, exist_ok=True)
@@ -74,9 +79,13 @@ def build(units: dict[str, str], library: Path) -> None:
     with tempfile.TemporaryDirectory() as scratch, ThreadPoolExecutor(2) as pool:
         for file, text in units.items():
             (Path(scratch) / file).write_text(text)
-        list(pool.map(lambda file: gxx("-x", "c++", "-c", file, "-o", f"{file}.o", folder=scratch), units))
+        list(pool.map(lambda file: compile_unit(file, scratch), units))
         gxx("-shared", *(f"{file}.o" for file in units), "-o", "shim.so", folder=scratch)
         shutil.move(Path(scratch) / "shim.so", library)
+
+
+def compile_unit(file: str, folder: str) -> None:
+    gxx("-x", "c++", *([] if file in RUNTIME else WATCH), "-c", file, "-o", f"{file}.o", folder=folder)
 
 
 def gxx(*arguments: str, folder: str) -> None:
@@ -139,6 +148,12 @@ class ShimDevice:
 
     def address(self, array: Any) -> int:
         return int(array.ctypes.data)
+
+    def reaches(self, array: Any) -> bool:
+        return True
+
+    def synchronize(self) -> None:
+        pass
 
 
 CODES = {"float32": "f32", "float16": "u16", "uint16": "u16", "uint8": "u8", "int32": "i32", "uint32": "u32"}

@@ -41,7 +41,7 @@ class FakeCudaError(RuntimeError):
 class FakeCupy(SimpleNamespace):
     """CuPy with one recorder: `log` lists what was compiled, launched and entered, in order."""
 
-    def __init__(self, devices: int = 1) -> None:
+    def __init__(self, devices: int = 1, *, share: Any = None) -> None:
         log: list[Any] = []
 
         class RawModule:
@@ -61,13 +61,20 @@ class FakeCupy(SimpleNamespace):
                 raise FakeCudaError("cudaErrorInsufficientDriver")
             return devices
 
-        runtime = SimpleNamespace(getDeviceCount=count, CUDARuntimeError=FakeCudaError)
+        runtime = SimpleNamespace(
+            getDeviceCount=count,
+            CUDARuntimeError=FakeCudaError,
+            memoryTypeUnregistered=0,
+            pointerGetAttributes=lambda address: SimpleNamespace(type=int(address in self.pinned)),
+        )
         cuda = SimpleNamespace(
             runtime=runtime,
-            Device=lambda number: entered("device", number),
-            ExternalStream=lambda address: entered("stream", address),
+            Device=lambda *number: entered("device", *number) if number else self.current,
+            Stream=SimpleNamespace(from_external=lambda stream: entered("stream", *stream.__cuda_stream__())),
         )
-        super().__init__(log=log, ndarray=FakeArray, RawModule=RawModule, cuda=cuda, from_dlpack=self.share)
+        self.pinned: set[int] = set()
+        self.current = SimpleNamespace(synchronize=lambda: log.append("wait"))
+        super().__init__(log=log, ndarray=FakeArray, RawModule=RawModule, cuda=cuda, from_dlpack=share or self.share)
 
     @staticmethod
     def share(tensor: FakeTensor) -> FakeArray:
@@ -176,6 +183,15 @@ def test_bf16_tensors_travel_as_the_bits_of_uint16(torch):
     assert taken.dtype == np.uint16
 
 
+@pytest.mark.parametrize("error", [BufferError, TypeError, NotImplementedError, RuntimeError])
+def test_torch_tensors_that_cannot_be_shared_are_named(torch, error):
+    def share(tensor):
+        raise error("no such dtype")
+
+    with pytest.raises(InputError, match=r"ids is a torch tensor of float8 that CuPy cannot share \(no such dtype\)"):
+        CupyDevice(FakeCupy(share=share)).take(FakeTensor("float8"), "ids")
+
+
 def test_torch_tensors_on_the_host_or_not_contiguous_are_refused(torch):
     device = CupyDevice(FakeCupy())
     with pytest.raises(InputError, match=r"ids is a torch tensor on .*expected a CUDA tensor, move it with .cuda()"):
@@ -190,7 +206,7 @@ def test_work_runs_on_the_arrays_device_and_on_torchs_stream_if_a_tensor_is_amon
     with device.on(FakeArray(2), None, np.zeros(1)):
         assert cupy.log == [("device", 2)]
     with device.on(FakeArray(1), FakeTensor(index=1)):
-        assert cupy.log[1:] == [("device", 1), ("stream", 1001)]
+        assert cupy.log[1:] == [("device", 1), ("stream", 0, 1001)]
     with pytest.raises(InputError, match=r"CUDA devices \[0, 2\]: expected all on one"):
         device.on(FakeArray(2), FakeTensor(index=0))
 
@@ -199,6 +215,22 @@ def test_addresses_are_those_of_device_memory_or_of_pinned_host_memory():
     device, host = CupyDevice(FakeCupy()), np.zeros(3)
     assert device.address(FakeArray()) == 4096
     assert device.address(host) == host.ctypes.data
+
+
+def test_host_memory_is_reached_where_it_is_pinned():
+    cupy, host = FakeCupy(), np.zeros(3)
+    device = CupyDevice(cupy)
+    assert device.reaches(FakeArray())
+    assert device.reaches(host[:0])
+    assert not device.reaches(host)
+    cupy.pinned.add(host.ctypes.data)
+    assert device.reaches(host)
+
+
+def test_synchronising_waits_for_the_current_device():
+    cupy = FakeCupy()
+    CupyDevice(cupy).synchronize()
+    assert cupy.log == ["wait"]
 
 
 @pytest.mark.slow
@@ -236,6 +268,19 @@ def test_the_gpu_tests_pass_with_numpy_for_cupy_and_the_shim_for_the_gpu():
 def test_every_public_name_is_documented():
     for name in foreshard.kernels.__all__:
         assert getattr(foreshard.kernels, name).__doc__
+
+
+def test_a_cupy_that_cannot_be_imported_or_is_too_old_is_told_apart_from_none(monkeypatch, tmp_path):
+    (tmp_path / "cupy.py").write_text("raise ImportError('libnvrtc.so.12: cannot open shared object file')")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "cupy", raising=False)
+    cupy_device.cache_clear()
+    with pytest.raises(MissingDependencyError, match=r"is installed but cannot be imported: libnvrtc\.so\.12"):
+        cupy_device()
+    old = SimpleNamespace(__version__="13.6.0", cuda=SimpleNamespace(Stream=object))
+    monkeypatch.setitem(sys.modules, "cupy", old)
+    with pytest.raises(MissingDependencyError, match=r"CuPy 13\.6\.0 is installed: expected 14 or newer"):
+        cupy_device()
 
 
 def test_the_missing_dependency_is_an_import_error(monkeypatch):

@@ -171,6 +171,14 @@ def test_sequences_of_different_dims_or_of_several_bags_are_refused(on_cpu):
         sequence_lookup(one, np.zeros(2, dtype=np.int64), np.arange(3))
 
 
+@pytest.mark.parametrize(
+    "given", [{"weights": np.ones((9, 2))}, {"weights": [np.ones((9, 2))], "momentum": np.ones(9)}]
+)
+def test_one_array_in_place_of_a_list_of_tables_is_refused(on_cpu, given):
+    with pytest.raises(InputError, match=r"(weights|momentum) is one array of shape \[9.*expected a list"):
+        table_group(**given, device=on_cpu())
+
+
 def test_all_mistakes_of_a_table_group_are_named_at_once(on_cpu):
     good, half, flat = np.ones((3, 2), np.float32), np.ones((3, 2), np.float16), np.ones(3, np.float64)
     with pytest.raises(InputError) as caught:

@@ -16,7 +16,8 @@ import pytest
 from foreshard.kernels.sources import KERNELS, OPTIONS, source_text
 
 ARCHITECTURES = ("sm_70", "sm_80", "sm_90", "sm_100")
-CUPY = "-ftz=true"  # which CuPy appends to the options it is given (cupy/cuda/compiler.py, 14.2)
+# What CuPy appends to the options it is given (cupy/cuda/compiler.py, 14.2).
+CUPY = ("-ftz=true", "--device-as-default-execution-space")
 ENTRY = re.compile(
     r"Compiling entry function '(?P<kernel>\w+)'.*?(?P<stack>\d+) bytes stack frame, (?P<stores>\d+) bytes spill "
     r"stores, (?P<loads>\d+) bytes spill loads.*?Used (?P<registers>\d+) registers",
@@ -54,7 +55,7 @@ def compile_source(nvrtc: ctypes.CDLL, text: str, *options: str) -> tuple[bool, 
     """Return (whether it compiled, the log, the program)."""
     program = ctypes.c_void_p()
     assert nvrtc.nvrtcCreateProgram(ctypes.byref(program), text.encode(), b"kernels.cu", 0, None, None) == 0
-    choices = [option.encode() for option in (*OPTIONS, CUPY, *options)]
+    choices = [option.encode() for option in (*OPTIONS, *CUPY, *options)]
     failed = nvrtc.nvrtcCompileProgram(program, len(choices), (ctypes.c_char_p * len(choices))(*choices))
     return not failed, text_of(nvrtc, program, "ProgramLog").decode().rstrip("\0"), program
 

@@ -77,6 +77,13 @@ def test_checked_routing_names_every_feature_with_ids_outside_its_ranges(on_cpu)
     assert rows.tolist() == [0, 1, -9, 4, 2]
 
 
+def test_routes_may_be_arrays(on_cpu):
+    route = FeatureRoute(members=np.array([5, 7]), bounds=np.array([0, 3, 9]))
+    owners, rows = find_owners([route], np.array([2, 3, 8]), np.array([0, 3]), checked=True, device=on_cpu())
+    assert owners.tolist() == [5, 7, 7]
+    assert rows.tolist() == [2, 0, 5]
+
+
 @pytest.mark.parametrize("starts", [[1, 2], [0, 1], [0, 3]])
 def test_checked_routing_wants_starts_that_cover_the_ids(on_cpu, starts):
     with pytest.raises(InputError, match="expected rising from 0 to 2, the number of ids"):
@@ -159,6 +166,22 @@ def test_all_mistakes_of_routes_are_named_at_once(on_cpu):
     [
         (lambda device: bucketise(np.zeros(2, np.int64), 3, device=device), "owners has dtype int64: expected int32"),
         (lambda device: bucketise(np.zeros(2, np.int32), 0, device=device), "0 members"),
+        (
+            lambda device: bucketise(np.array([0, 3], np.int32), 3, checked=True, device=device),
+            "owners run from 0 to 3: expected 0 to 2",
+        ),
+        (
+            lambda device: deduplicate(np.array([-1, 9]), limit=10, checked=True, device=device),
+            "ids run from -1 to 9: expected 0 to 9",
+        ),
+        (
+            lambda device: find_owners([], np.zeros(2, np.int64), np.zeros(1, np.int64), device=device),
+            "2 ids of no feature: expected a route",
+        ),
+        (
+            lambda device: find_owners([FeatureRoute(members=[0, -1])], np.zeros(1, int), np.arange(2), device=device),
+            "feature 0 has owner -1: expected none below 0",
+        ),
         (lambda device: deduplicate(np.zeros((2, 2), np.int64), device=device), r"ids has shape \[2, 2\]"),
         (lambda device: deduplicate([1, 2], device=device), "ids is a list"),
     ],

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -16,14 +18,47 @@ def test_barriers_order_shared_memory_under_any_schedule(on_cpu, seed, threads, 
     assert out.tolist() == values.reshape(blocks, threads).sum(axis=1).tolist()
 
 
-def test_a_missing_barrier_shows_under_some_schedule(on_cpu):
-    values = np.arange(1, 33, dtype=np.int32)
-    sums = set()
-    for seed in range(20):
-        out = np.zeros(1, dtype=np.int32)
+@pytest.mark.skipif("FORESHARD_SHIM_SANITIZE" in os.environ, reason="races are searched for without the sanitizers")
+@pytest.mark.parametrize("seed", [0, 1, 2])
+@pytest.mark.parametrize(
+    ("kernel", "blocks", "threads"),
+    [
+        ("shuffle_for_a_barrier", 1, 32),
+        ("barrier_of_half_the_warp", 1, 32),
+        ("counts_without_atomics", 1, 2),
+        ("counts_without_atomics", 2, 1),
+        ("blocks_pass_a_value", 2, 1),
+    ],
+)
+def test_what_nothing_orders_is_a_race_under_any_schedule(on_cpu, kernel, blocks, threads, seed):
+    device = on_cpu(seed=seed, max_grid=blocks)
+    with pytest.raises(AssertionError, match="and nothing orders them"):
+        device.launch(kernel, blocks, (np.zeros(32, dtype=np.int32),), threads=threads, shared_bytes=128)
+
+
+@pytest.mark.skipif("FORESHARD_SHIM_SANITIZE" in os.environ, reason="races are searched for without the sanitizers")
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_a_missing_barrier_is_a_race_under_any_schedule(on_cpu, seed):
+    values, out = np.arange(1, 33, dtype=np.int32), np.zeros(1, dtype=np.int32)
+    with pytest.raises(
+        AssertionError, match=r"thread \d+ of block 0 (reads|writes) what thread \d+ of block 0 (wrote|read)"
+    ):
         on_cpu(seed=seed).launch("racing_sum", 1, (values, out), threads=32, shared_bytes=128)
-        sums.add(int(out[0]))
-    assert len(sums) > 1
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_what_a_barrier_orders_or_threads_do_to_memory_of_their_own_is_no_race(on_cpu, seed):
+    device, out = on_cpu(seed=seed, max_grid=2), np.zeros(32, dtype=np.int32)
+    device.launch("barrier_of_the_warp", 1, (out,), threads=32, shared_bytes=128)
+    assert out.tolist() == [*range(1, 32), 0]
+    bytes_ = np.zeros(32, dtype=np.uint8)
+    device.launch("neighbours_in_a_word", 1, (bytes_,), threads=32)
+    assert bytes_.all()
+    for _ in range(2):  # the next launch may read what this one wrote
+        device.launch("counts_with_atomics", 2, (out,), threads=32)
+    assert out[0] == 1 + 2 * 64
+    device.launch("all_store_the_same", 2, (out,), threads=32)
+    assert out[0] == 5
 
 
 def test_warp_functions_by_hand(on_cpu):

@@ -66,11 +66,12 @@ def reference_update(tables, momenta, features, optimizer, gradients, ids, offse
     weighted=st.booleans(),
     chunk=st.sampled_from([1, 2, 5, 512]),
     replicas=st.integers(1, 4),
+    eps=st.sampled_from([1e-8, 0.5]),
     schedule=SCHEDULES,
     seed=st.integers(0, 10**6),
 )
 def test_pooled_updates_of_many_tables_equal_the_reference(
-    on_cpu, dims, fours, rows, batch, longest, form, mode, weighted, chunk, replicas, schedule, seed
+    on_cpu, dims, fours, rows, batch, longest, form, mode, weighted, chunk, replicas, eps, schedule, seed
 ):
     rng = np.random.default_rng(seed)
     dims = [4 * dim if fours and dim < 20 else dim for dim in dims]
@@ -79,7 +80,7 @@ def test_pooled_updates_of_many_tables_equal_the_reference(
     weights = weights if weighted else None
     tables = [make_table(rng, rows, dim, form) for dim in dims]
     momenta = [rng.random(rows).astype(np.float32) for _ in dims]
-    for optimizer in (ref.Sgd(learning_rate=0.1), ref.RowWiseAdagrad(learning_rate=0.1, replicas=replicas)):
+    for optimizer in (ref.Sgd(learning_rate=0.1), ref.RowWiseAdagrad(learning_rate=0.1, eps=eps, replicas=replicas)):
         adaptive = isinstance(optimizer, ref.RowWiseAdagrad)
         given_momenta = momenta if adaptive else [None] * len(dims)
         call = (optimizer, gradients, ids, offsets, mode, weights, chunk)
@@ -211,6 +212,28 @@ def test_rows_that_no_look_up_names_stay_as_they_are(on_cpu):
     assert np.all(state[:3] == 1)
     assert np.all(table[3] < 1)
     assert state[3] == 5  # 1 + mean of squares of the summed gradient 2
+
+
+@pytest.mark.parametrize(
+    "call", [sum_pooled, lambda group, *rest, **mode: update_pooled(group, ref.Sgd(learning_rate=1.0), *rest, **mode)]
+)
+def test_an_unknown_mode_is_refused(on_cpu, call):
+    group = table_group([np.ones((4, 2), dtype=np.float32)], device=on_cpu())
+    with pytest.raises(InputError, match="unknown mode 'max': expected one of sum, mean"):
+        call(group, np.ones((1, 2), np.float32), np.array([3]), np.array([0, 1]), mode="max")
+
+
+@pytest.mark.parametrize("optimizer", [None, "sgd"])
+def test_an_unknown_optimizer_is_refused(on_cpu, optimizer):
+    group = table_group([np.ones((4, 2), dtype=np.float32)], device=on_cpu())
+    with pytest.raises(InputError, match=f"optimizer is a {type(optimizer).__name__}: expected Sgd or RowWiseAdagrad"):
+        update_pooled(group, optimizer, np.ones((1, 2), np.float32), np.array([3]), np.array([0, 1]))
+
+
+def test_bits_of_bf16_are_named_so_where_they_are_not_expected(on_cpu):
+    group = table_group([np.ones((4, 2), dtype=np.float32)], device=on_cpu())
+    with pytest.raises(InputError, match=r"gradients has dtype uint16 \(the bits of bfloat16\): expected float32"):
+        sum_pooled(group, np.ones((1, 2), np.uint16), np.array([3]), np.array([0, 1]))
 
 
 def test_all_mistakes_of_an_update_are_named_at_once(on_cpu):

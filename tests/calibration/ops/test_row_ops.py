@@ -79,9 +79,9 @@ def test_a_row_hot_enough_to_be_summed_in_chunks_has_the_bits_of_the_reference(o
     assert np.array_equal(got(found.sums), ref.sum_segments(ref.segment(ids), gradients))
 
 
-@given(case=CASES, replicas=st.integers(1, 4), adaptive=st.booleans())
-def test_updates_equal_the_reference(ops, case, replicas, adaptive):
-    optimizer = RowWiseAdagrad(learning_rate=0.1, replicas=replicas) if adaptive else Sgd(learning_rate=0.1)
+@given(case=CASES, replicas=st.integers(1, 4), eps=st.sampled_from([1e-8, 0.5]), adaptive=st.booleans())
+def test_updates_equal_the_reference(ops, case, replicas, eps, adaptive):
+    optimizer = RowWiseAdagrad(learning_rate=0.1, eps=eps, replicas=replicas) if adaptive else Sgd(learning_rate=0.1)
     tables = tables_of(ops, case, optimizer)
     ops.update_pooled(tables, optimizer, put(ops, case.gradients), case.bags(ops), mode=case.modes)
     for table, before in enumerate(case.tables):

@@ -1,5 +1,6 @@
 // The scheduler of the shim: fibers of one block, resumed in an order drawn from the seed until all have finished.
 #include "cuda_shim.h"
+#include "races.h"
 
 #include <ucontext.h>
 
@@ -78,9 +79,12 @@ void enter() {
 
 void resume(Fiber& fiber) {
   machine.current = &fiber;
+  const auto stack = reinterpret_cast<std::uintptr_t>(fiber.stack.get());
+  races_of({static_cast<int>(fiber.index.x), machine.block_index.x, stack, stack + STACK_BYTES});
   ASAN(void* fake = nullptr; __sanitizer_start_switch_fiber(&fake, fiber.stack.get(), STACK_BYTES);)
   swapcontext(&machine.host, &fiber.context);
   ASAN(__sanitizer_finish_switch_fiber(fake, nullptr, nullptr);)
+  races_of({-1, 0, 0, 0});
 }
 
 void prepare(Fiber& fiber, unsigned thread) {
@@ -94,6 +98,12 @@ void prepare(Fiber& fiber, unsigned thread) {
   fiber.context.uc_stack.ss_size = STACK_BYTES;
   fiber.context.uc_link = nullptr;
   makecontext(&fiber.context, enter, 0);
+}
+
+std::vector<unsigned> places(unsigned count) {
+  std::vector<unsigned> order(count);
+  for (unsigned i = 0; i < count; ++i) order[i] = i;
+  return order;
 }
 
 // -- what waiting threads wait for ---------------------------------------------------------------------------------
@@ -111,6 +121,7 @@ bool release_barrier() {
     return false;
   }
   for (unsigned i = 0; i < machine.threads; ++i) machine.fibers[i]->state = State::ready;
+  order(places(machine.threads));
   return true;
 }
 
@@ -162,11 +173,14 @@ void release_warp(const Fiber& fiber) {
   for (int lane = 0; lane < 32; ++lane)
     if (fiber.mask >> lane & 1u) results[lane] = result_of(*lane_of(fiber, lane));
   const unsigned mask = fiber.mask;
+  std::vector<unsigned> met;
   for (int lane = 0; lane < 32; ++lane) {
     if (!(mask >> lane & 1u)) continue;
     lane_of(fiber, lane)->value = results[lane];
     lane_of(fiber, lane)->state = State::ready;
+    met.push_back(lane_of(fiber, lane)->index.x);
   }
+  if (fiber.function == WarpFunction::sync) order(met);
 }
 
 // -- blocks --------------------------------------------------------------------------------------------------------
@@ -194,6 +208,7 @@ bool all_finished() {
 void run_block(std::vector<unsigned>& order, std::mt19937_64& random, bool shuffled) {
   std::fill(machine.shared.begin(), machine.shared.end(), static_cast<char>(0xCD));
   for (unsigned i = 0; i < machine.threads; ++i) prepare(*machine.fibers[i], i);
+  races_of_block(machine.threads, machine.shared.data(), machine.shared.size());
   while (machine.error.empty()) {
     if (shuffled) std::shuffle(order.begin(), order.end(), random);
     if (pass(order) || release_barrier()) continue;
@@ -208,18 +223,14 @@ void run_block(std::vector<unsigned>& order, std::mt19937_64& random, bool shuff
   }
 }
 
-std::vector<unsigned> places(unsigned count) {
-  std::vector<unsigned> order(count);
-  for (unsigned i = 0; i < count; ++i) order[i] = i;
-  return order;
-}
-
 }  // namespace
 
-const Index& thread_index() { return machine.current->index; }
-const Index& block_index() { return machine.block_index; }
-const Index& block_size() { return machine.block_size; }
-const Index& grid_size() { return machine.grid_size; }
+void race(const std::string& what) { fail(what); }
+
+Index thread_index() { return machine.current->index; }
+Index block_index() { return machine.block_index; }
+Index block_size() { return machine.block_size; }
+Index grid_size() { return machine.grid_size; }
 void* dynamic_shared() { return machine.shared.data(); }
 
 void block_barrier() {
@@ -247,6 +258,7 @@ const char* run(const Launch& launch, void (*body)(void*), void* context) {
   machine.block_size = {launch.block};
   machine.grid_size = {launch.grid};
   std::vector<char>(launch.shared_bytes).swap(machine.shared);
+  races_of_launch();
   while (machine.fibers.size() < launch.block) machine.fibers.push_back(std::make_unique<Fiber>());
   std::mt19937_64 random(launch.seed);
   std::vector<unsigned> threads = places(launch.block), blocks = places(launch.grid);

@@ -4,7 +4,8 @@
 // warp functions. The order in which they run is drawn from a seed, so an answer that depends on it shows up as a
 // wrong answer for some seed. What CUDA leaves undefined is an error here: a barrier that some threads have left or
 // never reach, a warp function whose mask lacks the caller or names lanes that exited or do something else, and a
-// shuffle from a lane outside the mask. Dynamic shared memory has exactly the size of the launch and starts as rubbish.
+// shuffle from a lane outside the mask, and a race (races.cpp). Dynamic shared memory has exactly the size of the launch
+// and starts as rubbish.
 #pragma once
 
 #include <cmath>
@@ -19,6 +20,7 @@
 #define __shared__ static
 #define __forceinline__ inline
 #define __launch_bounds__(...)
+#define SHIM_UNWATCHED __attribute__((noinline, no_sanitize_thread))  // not looked at for races
 #define DYNAMIC_SHARED(type, name) type* const name = static_cast<type*>(shim::dynamic_shared())
 
 namespace shim {
@@ -29,12 +31,13 @@ struct Index {
 
 enum class WarpFunction { sync, shuffle, ballot, match };
 
-const Index& thread_index();
-const Index& block_index();
-const Index& block_size();
-const Index& grid_size();
+Index thread_index();
+Index block_index();
+Index block_size();
+Index grid_size();
 void* dynamic_shared();
 void block_barrier();
+void atomic_access(const void* memory, std::size_t size);
 // Waits for the lanes of `mask`; `from` is the lane that a shuffle reads.
 std::uint64_t warp_function(WarpFunction function, unsigned mask, std::uint64_t value, int from);
 
@@ -80,7 +83,7 @@ const char* launch(void (*kernel)(Args...), const Launch& config, void** args) {
 }
 
 template <class... Args>
-const char* signature(void (*)(Args...)) {
+SHIM_UNWATCHED const char* signature(void (*)(Args...)) {
   static const std::string names = ((type_name<Args>() + " ") + ...);
   return names.c_str();
 }
@@ -142,14 +145,16 @@ unsigned __match_any_sync(unsigned mask, T value) {
 
 // Threads do not run at once, so plain reads and writes are atomic.
 template <class T>
-T atomicAdd(T* address, T value) {
+SHIM_UNWATCHED T atomicAdd(T* address, T value) {
+  shim::atomic_access(address, sizeof(T));
   const T old = *address;
   *address = old + value;
   return old;
 }
 
 template <class T>
-T atomicMin(T* address, T value) {
+SHIM_UNWATCHED T atomicMin(T* address, T value) {
+  shim::atomic_access(address, sizeof(T));
   const T old = *address;
   if (value < old) *address = value;
   return old;

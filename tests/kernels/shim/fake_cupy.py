@@ -31,6 +31,13 @@ class RawModule:
         return call
 
 
+class Device(nullcontext):
+    """The current device, which has always done its work."""
+
+    def synchronize(self) -> None:
+        """Nothing to wait for."""
+
+
 def on_cpu() -> Any:
     """The device of the kernel tests."""
     if "shim_conftest" not in sys.modules:
@@ -46,11 +53,18 @@ def make_cupy() -> ModuleType:
     fake = ModuleType("cupy")
     fake.__dict__.update({name: getattr(np, name) for name in dir(np) if not name.startswith("_")})
     stream = SimpleNamespace(synchronize=lambda: None)
+    pinned = SimpleNamespace(type=1)
     fake.asarray, fake.asnumpy = np.array, np.asarray
     fake.RawModule = RawModule
     fake.cuda = SimpleNamespace(
-        runtime=SimpleNamespace(getDeviceCount=lambda: 1, CUDARuntimeError=RuntimeError),
-        Device=lambda number: nullcontext(),
+        runtime=SimpleNamespace(
+            getDeviceCount=lambda: 1,
+            CUDARuntimeError=RuntimeError,
+            pointerGetAttributes=lambda address: pinned,
+            memoryTypeUnregistered=0,
+        ),
+        Device=Device,
+        Stream=SimpleNamespace(from_external=None),
         alloc_pinned_memory=bytearray,
         get_current_stream=lambda: stream,
     )

@@ -14,7 +14,7 @@ KERNEL block_sum(const int* values, int* out) {
   if (i == 0) out[blockIdx.x] = shared[0];
 }
 
-// The same without the barrier that it needs: right for some orders of threads only.
+// Races, for the search of races.cpp. The sum without the barrier that it needs is right for some orders only.
 KERNEL racing_sum(const int* values, int* out) {
   DYNAMIC_SHARED(int, shared);
   shared[threadIdx.x] = values[threadIdx.x];
@@ -24,6 +24,44 @@ KERNEL racing_sum(const int* values, int* out) {
     out[0] = static_cast<int>(sum);
   }
 }
+
+KERNEL shuffle_for_a_barrier(int* out) {
+  DYNAMIC_SHARED(int, shared);
+  const unsigned i = threadIdx.x;
+  shared[i] = __shfl_sync(0xFFFFFFFFu, static_cast<int>(i), 0);
+  __ballot_sync(0xFFFFFFFFu, 1);  // orders no memory
+  out[i] = shared[(i + 1) % 32];
+}
+
+KERNEL barrier_of_the_warp(int* out) {
+  DYNAMIC_SHARED(int, shared);
+  const unsigned i = threadIdx.x;
+  shared[i] = static_cast<int>(i);
+  __syncwarp();
+  out[i] = shared[(i + 1) % 32];
+}
+
+KERNEL barrier_of_half_the_warp(int* out) {
+  DYNAMIC_SHARED(int, shared);
+  const unsigned i = threadIdx.x;
+  shared[i] = static_cast<int>(i);
+  __syncwarp(i < 16 ? 0xFFFFu : 0xFFFF0000u);
+  out[i] = shared[(i + 1) % 32];
+}
+
+KERNEL counts_without_atomics(int* out) { out[0] += 1; }
+
+KERNEL counts_with_atomics(int* out) { atomicAdd(out, 1); }
+
+KERNEL blocks_pass_a_value(int* out) {
+  if (blockIdx.x == 0) out[0] = 1;
+  __syncthreads();
+  if (blockIdx.x == 1) out[1] = out[0];
+}
+
+KERNEL neighbours_in_a_word(unsigned char* out) { out[threadIdx.x] = 1; }
+
+KERNEL all_store_the_same(int* out) { *static_cast<volatile int*>(out) = 5; }
 
 KERNEL warp_functions(int* shuffled, int* crossed, unsigned* balloted, unsigned* matched) {
   const int i = static_cast<int>(threadIdx.x);
