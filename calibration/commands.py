@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import click
 
+from foreshard.calibration.imports.import_command import import_files
 from foreshard.calibration.logs.collective_command import collective
 from foreshard.calibration.run_command import run
 from foreshard.calibration.testbed.device_command import device
@@ -16,10 +17,11 @@ __all__ = ["COMMANDS", "calibrate"]
 
 @click.group()
 def calibrate() -> None:
-    """Measure this machine into a profile that predictions use."""
+    """Measure this machine, or import measurements, into a profile that predictions use."""
 
 
 calibrate.add_command(device)
+calibrate.add_command(import_files)
 calibrate.add_command(links)
 
 COMMANDS: list[click.Command] = [collective, run, calibrate, testbed, validate]

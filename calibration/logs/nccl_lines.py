@@ -23,7 +23,13 @@ _TOOL = re.compile(
 _FOOTER = re.compile(r"Out of bounds values\s*:\s*(?P<count>\d+)\s*(?P<verdict>OK|FAILED)?", re.IGNORECASE)
 _DEVICE = re.compile(
     r"Rank\s+(?P<rank>\d+)\s+(?:Group\s+\d+\s+)?Pid\s+\d+\s+on\s+(?P<host>\S+)\s+device\s+(?P<device>\d+)\s+\[(?P<bus>[^\]]*)\]"
+    r"\s*(?P<name>[^\n]*)"
 )
+_VERSIONS = {
+    "nccl-tests": re.compile(r"nccl-tests version (\d[\w.+-]*)"),
+    "nccl": re.compile(r"(?:NCCL version |nccl-library=)(\d[\d.]*)"),
+}
+_RUNS = re.compile(r"(?<!warmup )(?<!agg )\biters: (\d+)")
 _NUMBER = re.compile(r"[+-]?\d+(?:\.\d*)?(?:[eE][+-]?\d+)?\Z")
 
 
@@ -71,13 +77,14 @@ class _Head:
 
 @dataclass(frozen=True, slots=True)
 class DeviceLine:
-    """One line of the device list."""
+    """One line of the device list; `name` is the GPU's model, "" where the line does not tell."""
 
     line: int
     rank: int
     host: str
     device: int
     bus: str
+    name: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +98,10 @@ class Footer:
 
 @dataclass(slots=True)
 class ParsedLines:
-    """What a log's lines hold: the tool by its own words, devices, rows, problems and notes, each with its line."""
+    """What a log's lines hold: the tool by its own words, devices, rows, problems and notes, each with its line.
+
+    `versions` of nccl-tests and nccl, where lines tell; `runs` is how many runs each time is the mean of.
+    """
 
     tool: str | None = None
     devices: list[DeviceLine] = field(default_factory=list)
@@ -102,6 +112,8 @@ class ParsedLines:
     first_foreign: tuple[int, str] | None = None
     header: str | None = None
     last_line: int = 0
+    versions: dict[str, str] = field(default_factory=dict)
+    runs: int | None = None
 
 
 def parse_lines(text: str) -> ParsedLines:
@@ -122,10 +134,11 @@ def _strip(line: str) -> str:
 def _parse_line(parsed: ParsedLines, number: int, line: str) -> None:
     if tool := _TOOL.search(line):
         parsed.tool = tool[1]
+    _parse_settings(parsed, line)
     if device := _DEVICE.search(line):
-        parsed.devices.append(
-            DeviceLine(number, int(device["rank"]), device["host"], int(device["device"]), device["bus"])
-        )
+        rank, ordinal = int(device["rank"]), int(device["device"])
+        name = device["name"].strip()
+        parsed.devices.append(DeviceLine(number, rank, device["host"], ordinal, device["bus"], name))
     elif footer := _FOOTER.search(line):
         count, verdict = int(footer["count"]), (footer["verdict"] or "").upper()
         parsed.footers.append(Footer(number, count, verdict == "FAILED" or (count > 0 and not verdict)))
@@ -133,6 +146,24 @@ def _parse_line(parsed: ParsedLines, number: int, line: str) -> None:
         parsed.header = line
     elif not line.lstrip().startswith("#"):
         _parse_row(parsed, number, line)
+
+
+def _parse_settings(parsed: ParsedLines, line: str) -> None:
+    """Versions and the number of runs, where a line tells them; the last one holds."""
+    if "ersion" in line:
+        for name, pattern in _VERSIONS.items():
+            if found := pattern.search(line):
+                parsed.versions[name] = _dotted(found[1])
+    elif "iters: " in line and (runs := _RUNS.search(line)):
+        parsed.runs = int(runs[1])
+
+
+def _dotted(version: str) -> str:
+    """The version; nccl-library=22807 is 2.28.7 (nccl.h, NCCL_VERSION since 2.9: 10000 major + 100 minor + patch)."""
+    if not version.isdigit() or len(version) < 5:
+        return version.rstrip(".")
+    code = int(version)
+    return f"{code // 10000}.{code // 100 % 100}.{code % 100}"
 
 
 def _parse_row(parsed: ParsedLines, number: int, line: str) -> None:

@@ -7,8 +7,8 @@ busbw / algbw is 2 (n-1)/n for all_reduce, (n-1)/n for all_gather, reduce_scatte
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from foreshard.calibration.logs.nccl_checks import checked_row, without_setup
@@ -26,13 +26,17 @@ class NcclLog:
     """A log: which collective it can be, its ranks, its rows and what was found on the way, one sentence each.
 
     `ranks` comes from the ratio of busbw and algbw where it tells, else from the list of devices; None if neither
-    does, or if rows differ in it.
+    does, or if rows differ in it. `devices` are the lines of the device list that are there; `versions` of nccl and
+    nccl-tests, and the number of `runs` that each time is the mean of, where the log tells.
     """
 
     kinds: tuple[str, ...]
     ranks: int | None
     rows: tuple[NcclRow, ...]
     notes: tuple[str, ...]
+    devices: tuple[DeviceLine, ...] = ()
+    versions: Mapping[str, str] = field(default_factory=dict)
+    runs: int | None = None
 
     @property
     def kind(self) -> str | None:
@@ -65,7 +69,15 @@ def parse_nccl_log(text: str, where: str = "log") -> NcclLog:
     problems.extend(in_place_problems(sized, kinds, notes))
     if problems := problems or [*footer_problems(lines.footers)]:
         raise InputError(problems, where=where)
-    return NcclLog(kinds=kinds, ranks=ranks, rows=tuple(rows), notes=tuple(notes))
+    return NcclLog(
+        kinds=kinds,
+        ranks=ranks,
+        rows=tuple(rows),
+        notes=tuple(notes),
+        devices=tuple(lines.devices),
+        versions=lines.versions,
+        runs=lines.runs,
+    )
 
 
 def _one_rank(rows: Iterable[NcclRow], listed: int) -> Iterator[str]:
