@@ -83,7 +83,7 @@ def test_each_block_of_nodes_has_rails_of_its_own() -> None:
 
 
 def test_gpus_with_two_and_three_nics_use_each_of_their_own_evenly_and_in_order() -> None:
-    """Six parts: the first two go from NIC 0 to NIC 0, the third to NIC 1, the fourth from NIC 1 to NIC 1, and so on."""
+    """Six parts: the first two go from NIC 0 to NIC 0, the third to NIC 1, the fourth from NIC 1 to NIC 1, ..."""
     group = '[[groups]]\npreset = "dgx-h100"\nnodes = 1\nnode = {{ gpus = 1, pcie_switches = 1, nics = {} }}\n'
     text = 'schema = 1\nname = "t"\n[fabric]\nkind = "single_switch"\n' + group.format(2) + group.format(3)
     cluster = Cluster(parse_cluster(text, where="t"))
