@@ -17,13 +17,13 @@ pytestmark = [
     pytest.mark.skipif(find_spec("torch") is None, reason="needs PyTorch"),
 ]
 
-SHAPE, RATE, STEPS = "2x1", "20 Mbit/s", 12
+SHAPE, RATE, STEPS = "2x1", "5 Mbit/s", 12
 
-# Rows on one rank, vectors for both: 64 samples x 64 columns of fp32 cross the link for every table, there and back.
+# Rows on one rank, vectors for both: 128 samples x 64 columns of fp32 cross the link for every table, there and back.
 SCENARIO = """
 schema = 1
 cluster.file = "cluster.toml"
-workload.batch_size = 64
+workload.batch_size = 128
 workload.dense.layers = [[13, 64], [320, 1]]
 plan.default = "table_wise"
 execution.routing = "sampled"
