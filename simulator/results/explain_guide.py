@@ -28,6 +28,7 @@ from foreshard.simulator.results.explain import (
     StageStory,
     check_question,
 )
+from foreshard.simulator.results.explain_host import read_words, written_words
 from foreshard.simulator.results.profile_text import timed_by
 from foreshard.simulator.step.costs import INDEX_BYTES, LENGTH_BYTES
 from foreshard.simulator.step.prediction import Prediction
@@ -181,7 +182,9 @@ class _Guide:
         return StageStory(stage="lookup_routing", told=told, hops=tuple(hops), spans=spans)
 
     def _vector_return(self) -> StageStory:
+        first, cluster = self.owners[0], self.source.cluster
         told = f"{_each(self.owners, 'the owner')} reads {_bytes_each(self._read_bytes)}"
+        told += read_words(self.cut, first.row_part, float(cluster.host_to_device_bytes_per_s[first.holder.rank]))
         if self.pooled_at_owner:
             partial = " (a part of it: other owners hold the bag's other rows)" if self.cut.row_parts > 1 else ""
             told += f", adds it to its bag's vector{partial} and returns that"
@@ -232,6 +235,9 @@ class _Guide:
         told = f"{_each(self.owners, 'the owner')} adds the gradients of all its occurrences and writes "
         told += f"{_bytes_each(self._slice_bytes)} of weights and {_bytes_each(state)} of {optimizer} state, "
         told += "fused with the embedding backward"
+        first, cluster = self.owners[0], self.source.cluster
+        rate = float(cluster.device_to_host_bytes_per_s[first.holder.rank])
+        told += written_words(self.cut, first.row_part, optimizer, rate)
         spans = self._spans("embedding_optimizer.replicas", rank=self.owners[0].holder.rank)
         if spans:
             told += "; then the other replicas' gradients are applied"
@@ -247,7 +253,9 @@ class _Guide:
 
     @property
     def _read_bytes(self) -> list[int]:
-        return [max(ROW_READ_FLOOR_BYTES, nbytes) for nbytes in self._slice_bytes]
+        """What a look-up reads: HBM is read in whole sectors, host memory byte by byte."""
+        least = 0 if self.cut.in_host_memory else ROW_READ_FLOOR_BYTES
+        return [max(least, nbytes) for nbytes in self._slice_bytes]
 
     def _way(self, owner: Owner, precision: DataType) -> list[Hop]:
         """The exchanges of a vector from its owner to the batch's rank, in the forward's order."""

@@ -1,6 +1,7 @@
 """The way of one id: its owners are those that routing finds, its links lead from rank to rank, its bytes add up."""
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -21,6 +22,8 @@ from foreshard.simulator.results.explain_text import explanation_text
 from foreshard.simulator.step.prediction import Prediction
 from foreshard.topologies.cli import run
 from foreshard.topologies.errors import InputError
+from foreshard.topologies.presets import load_preset
+from foreshard.topologies.units import format_bandwidth
 
 KINDS = ["table_wise", "column_wise", "row_wise", "table_row_wise", "table_column_wise", "grid_shard"]
 LAYOUTS = [
@@ -173,6 +176,32 @@ def test_a_partial_sum_crosses_nodes_from_the_equal_place_of_the_owners_node():
         ("all_to_all", 13, 5),
         ("all_gather", 5, 1),
     ]
+
+
+@pytest.mark.parametrize("optimizer", ["rowwise_adagrad", "adam"])
+def test_a_row_in_host_memory_is_said_to_cross_the_host_link(optimizer):
+    """125 of 1,000 rows lie on each rank of a node; a fifth of them, 25, is what its cache holds."""
+    told = {}
+    for kernel in ("fused", "fused_uvm", "fused_uvm_caching"):
+        more = {"cache_load_factor": 0.2} if kernel == "fused_uvm_caching" else {}
+        how = TableSharding(sharding="row_wise", compute_kernel=kernel, **more)
+        scenario = replace(
+            source_of(table_of(), how, Layout(), nodes=1).scenario, execution=Execution(optimizer=optimizer)
+        )
+        stages = explain(Prediction(scenario), "t", 1, 2).stages
+        told[kernel] = (stages[2].told, stages[6].told)
+    cluster = load_preset("dgx-a100")
+    rates = [format_bandwidth(float(each[0])) for each in (
+        cluster.host_to_device_bytes_per_s, cluster.device_to_host_bytes_per_s)]  # fmt: skip
+    state = "the state too, uncached" if optimizer == "adam" else "the state stays in HBM"
+    cached = "unless it is one of the 25 hottest rows of the shard, which an ideal cache holds in HBM"
+    assert not any("host" in words for words in told["fused"])
+    read, written = told["fused_uvm"]
+    assert f"of it in host memory, over its host link at {rates[0]}, adds" in read
+    assert written.endswith(f"; weights go back to host memory at {rates[1]}, {state}")
+    read, written = told["fused_uvm_caching"]
+    assert f"of it, fetched from host memory over its host link at {rates[0]} {cached}, adds" in read
+    assert written.endswith(f"; weights go back to host memory at {rates[1]} {cached}, {state}")
 
 
 def test_everything_that_does_not_exist_is_told_at_once(capsys):
