@@ -15,7 +15,7 @@ import msgspec
 from foreshard.calibration.imports.import_text import import_notes, import_text
 from foreshard.calibration.imports.imported_profile import imported_profile, joined
 from foreshard.calibration.imports.log_rows import KINDS, ClusterOf, Kinds
-from foreshard.calibration.imports.places import Told
+from foreshard.calibration.imports.places import SAID, Told
 from foreshard.calibration.imports.reading import read_files
 from foreshard.calibration.measure.link_report import link_rows
 from foreshard.simulator.job.program import CollectiveKind
@@ -90,7 +90,7 @@ def _told(nodes: int | None, per_node: int | None, machine: str | None) -> tuple
     if machine is None:
         return Told(nodes=nodes, per_node=per_node), None
     held = open_cluster(machine, nodes).local_world_size
-    told = Told(nodes=nodes, per_node=per_node or held, per_node_of="--ranks-per-node" if per_node else "--cluster")
+    told = Told(nodes=nodes, per_node=per_node or held, per_node_of=SAID if per_node else "--cluster")
     return told, lambda count: open_cluster(machine, count)
 
 

@@ -22,10 +22,8 @@ from foreshard.topologies.errors import InputError
 __all__ = ["Imported", "imported_profile", "joined"]
 
 UNNAMED = "GPUs that the files do not name"
-_NO_SPREAD = (
-    "times are means over many runs, so how single runs scatter is not known: where a size has one row only, intervals "
-    "count it as exact"
-)
+_MEANS = "times are means over many runs, so how single runs scatter is not known"
+_SINGLE = "where a size has one row only, intervals of predictions count it as exact"
 _IN_A_STEP = "times of kernels in training steps, beside whatever else the GPUs and links did then"
 _WAITED = (
     "not all ranks were traced: a kernel waits for ranks that come later, so these times are upper limits, and their "
@@ -111,7 +109,7 @@ def _of_logs(logs: Sequence[ImportedLog], command: str, device: str) -> Provenan
         command=command,
         hardware=f"{device}: {'; '.join(dict.fromkeys(_shape(log) for log in logs))}",
         versions=_versions(log.versions.items() for log in logs),
-        notes=(*map(_of_log, logs), _NO_SPREAD, SAME_POINT_RULE, OUTLIER_RULE, _DATED),
+        notes=(*map(_of_log, logs), _MEANS, _SINGLE, SAME_POINT_RULE, OUTLIER_RULE, _DATED),
     )
 
 
@@ -134,7 +132,7 @@ def _of_traces(imported: Imported, command: str, device: str) -> Provenance:
     files = [trace.source for trace in traces]
     notes = [_of_trace(trace) for trace in traces] + [_IN_A_STEP]
     if traced is not None and traced.rows:
-        notes += [SAME_POINT_RULE] if traced.whole else [SAME_POINT_RULE, _WAITED]
+        notes += [_SINGLE, SAME_POINT_RULE] if traced.whole else [_SINGLE, SAME_POINT_RULE, _WAITED]
     notes += [OUTLIER_RULE, *imported.work.notes, *(traced.skipped if traced else ()), *imported.work.skipped]
     shape = traced.ranks_per_node if traced is not None else ()
     began = [_began(trace) or trace.source.modified for trace in traces]
@@ -198,6 +196,8 @@ def joined(old: Profile, new: Profile) -> Profile:
     """
     if new.device_name == UNNAMED:
         new = replace(new, device_name=old.device_name)
+    elif old.device_name == UNNAMED:
+        old = replace(old, device_name=new.device_name)
     problems = [
         f"{name} = {getattr(old, name)!r} in the profile, but {getattr(new, name)!r} was imported: name another file"
         for name in ("backend", "device", "device_name")

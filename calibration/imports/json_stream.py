@@ -21,6 +21,7 @@ _NEAR_END = 16  # a literal, an escape or a delimiter that the end of what was r
 # What is left of a value that the end of a file cuts: an escape, a literal, a number, or nothing.
 _BEGUN = re.compile(r"u[0-9a-fA-F]{0,4}|t|tr|tru|f|fa|fal|fals|n|nu|nul|N|Na|-|-?I\w*|\s*")
 _BLANK = re.compile(r"[ \t\r\n]*")
+_COMMA = re.compile(r"[ \t\r\n]*,[ \t\r\n]*")
 
 
 def trace_entries(content: BinaryIO, read: Callable[[int], object]) -> Iterator[tuple[str, Any]]:
@@ -86,7 +87,8 @@ class _Text:
     def next(self) -> str:
         """The next character that is not blank, without using it up; "" at the end."""
         while True:
-            self._at = _after_blanks(self._text, self._at)
+            blank = _BLANK.match(self._text, self._at)
+            self._at = blank.end() if blank else self._at
             if self._at < len(self._text) or not self._more():
                 return self._text[self._at : self._at + 1]
 
@@ -98,6 +100,10 @@ class _Text:
 
     def comma(self, end: str, after: str = "") -> None:
         """Use up a comma, unless `end` comes next."""
+        whole = _COMMA.match(self._text, self._at)
+        if whole and whole.end() < len(self._text):
+            self._at = whole.end()
+            return
         found = self.next()
         if found == ",":
             self._at += 1
@@ -149,8 +155,3 @@ class _Text:
         self._before += self._at
         self._text, self._at = self._text[self._at :] + self._decode(block, final=self._ended), 0
         return True
-
-
-def _after_blanks(text: str, at: int) -> int:
-    found = _BLANK.match(text, at)
-    return found.end() if found else at

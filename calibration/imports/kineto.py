@@ -11,6 +11,7 @@ from bisect import bisect_left, bisect_right
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from math import isfinite
 from typing import Any, NamedTuple
 
@@ -18,7 +19,7 @@ from foreshard.calibration.imports.json_stream import EVENTS, trace_entries
 from foreshard.calibration.imports.source import SourceFile, opened
 from foreshard.topologies.errors import InputError
 
-__all__ = ["CpuOp", "Kernel", "RawTrace", "Thread", "read_trace", "whole"]
+__all__ = ["COLLECTIVE", "CpuOp", "Kernel", "RawTrace", "Thread", "read_trace", "whole"]
 
 _KERNEL = ("kernel", "Kernel")
 _OPERATOR = ("cpu_op", "Operator", "user_annotation")
@@ -27,7 +28,10 @@ _PRODUCTS = ("aten::mm", "aten::addmm")
 _BACKWARD = "autograd::engine::evaluate_function: "
 _LOOKUPS = ("embedding_codegen_lookup", "embedding_bag")
 
-Thread = tuple[Any, Any]  # process and thread
+COLLECTIVE = "Collective name"
+"""The argument by which a trace names a collective; others beside it say what it moved."""
+
+Thread = tuple[str, str]  # process and thread
 
 
 class Kernel(NamedTuple):
@@ -154,7 +158,7 @@ def _add(trace: RawTrace, launches: _Launches, event: Mapping[str, Any]) -> None
         at_us, _ = _times(trace, event)
         launches.at[correlation] = _thread(event), at_us
     elif category in _OPERATOR:
-        for wanted in _wanted(trace, name):
+        for wanted in _wanted(trace, name, args):
             start_us, took_us = _times(trace, event)
             wanted.append(CpuOp(name, _thread(event), start_us, start_us + took_us, args))
         trace.lookups += any(part in name for part in _LOOKUPS)
@@ -171,9 +175,9 @@ def _add_kernel(
         trace.collectives.append(Kernel(trace.events, name, start_us, took_us, event.get("tid"), correlation, args))
 
 
-def _wanted(trace: RawTrace, name: str) -> Iterator[list[CpuOp]]:
+def _wanted(trace: RawTrace, name: str, args: Mapping[str, Any]) -> Iterator[list[CpuOp]]:
     """Where an operator of this name is kept."""
-    if name.startswith("nccl:"):
+    if name.startswith("nccl:") or (name == "record_param_comms" and COLLECTIVE in args):
         yield trace.annotations
     elif name in _PRODUCTS:
         yield trace.products
@@ -187,7 +191,13 @@ def whole(value: object) -> int | None:
 
 
 def _thread(event: Mapping[str, Any]) -> Thread:
-    return str(event.get("pid")), str(event.get("tid"))
+    return _one_thread(str(event.get("pid")), str(event.get("tid")))
+
+
+@lru_cache(maxsize=1024)
+def _one_thread(process: str, thread: str) -> Thread:
+    """The same object for the same thread: millions of launches hold it."""
+    return process, thread
 
 
 def _times(trace: RawTrace, event: Mapping[str, Any]) -> tuple[float, float]:

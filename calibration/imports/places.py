@@ -9,9 +9,11 @@ from dataclasses import dataclass
 from foreshard.calibration.logs.nccl_lines import DeviceLine
 from foreshard.topologies.errors import InputError
 
-__all__ = ["Told", "listed_shape", "shape_of"]
+__all__ = ["SAID", "Told", "listed_shape", "shape_of"]
 
 Shape = tuple[int, ...]
+SAID = "--ranks-per-node"
+"""The option by which users say it, and not their machine."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -23,7 +25,7 @@ class Told:
 
     nodes: int | None = None
     per_node: int | None = None
-    per_node_of: str = "--ranks-per-node"
+    per_node_of: str = SAID
 
     @property
     def ranks(self) -> int | None:
@@ -70,6 +72,6 @@ def shape_of(ranks: int, listed: Shape | None, told: Told) -> Shape:
 def _check(listed: Shape, told: Told) -> None:
     if told.nodes is not None and told.nodes != len(listed):
         raise InputError(f"it lists {len(listed)} nodes, but --nodes says {told.nodes}: leave the option out")
-    if told.per_node is not None and told.per_node_of == "--ranks-per-node" and set(listed) != {told.per_node}:
+    if told.per_node is not None and told.per_node_of == SAID and set(listed) != {told.per_node}:
         held = " and ".join(map(str, sorted(set(listed), reverse=True)))
         raise InputError(f"its nodes have {held} ranks, but --ranks-per-node says {told.per_node}: leave it out")

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from foreshard.calibration.imports.kineto import CpuOp, Kernel, RawTrace, whole
+from foreshard.calibration.imports.kineto import COLLECTIVE, CpuOp, Kernel, RawTrace, whole
 from foreshard.simulator.job.program import CollectiveKind
 
 __all__ = ["TracedCollective", "traced_collectives"]
@@ -64,7 +64,7 @@ def traced_collectives(trace: RawTrace, world_size: int, skipped: Counter[str]) 
     around = _Annotations(trace)
     found = []
     for kernel in sorted(trace.collectives, key=lambda kernel: kernel.start_us):
-        described = _by_arguments(kernel) if "Collective name" in kernel.args else around.of(kernel)
+        described = _by_arguments(kernel.args) if COLLECTIVE in kernel.args else around.of(kernel)
         reason, collective = _collective(kernel, described, world_size)
         if collective is None:
             skipped[reason] += 1
@@ -120,10 +120,9 @@ def _elements(kind: CollectiveKind, said: _Described, world_size: int) -> int | 
     return whole if said.outputs is None or said.outputs == whole else None
 
 
-def _by_arguments(kernel: Kernel) -> _Described:
-    args = kernel.args
+def _by_arguments(args: Mapping[str, Any]) -> _Described:
     return _Described(
-        name=str(args["Collective name"]),
+        name=str(args[COLLECTIVE]),
         data_type=str(args.get("dtype", "")),
         inputs=whole(args.get("In msg nelems")),
         outputs=whole(args.get("Out msg nelems")),
@@ -143,7 +142,7 @@ def _uneven(args: Mapping[str, Any]) -> str:
 
 
 class _Annotations:
-    """The annotations "nccl:..." of a trace, by thread and time."""
+    """What the CPU did around the launches of collectives, by thread and time."""
 
     def __init__(self, trace: RawTrace) -> None:
         self._launched = trace.launched
@@ -152,12 +151,15 @@ class _Annotations:
             self._threads.setdefault(op.thread, []).append(op)
 
     def of(self, kernel: Kernel) -> _Described | None:
-        """What the annotation around a kernel's launch says."""
+        """What operators around a kernel's launch say: their arguments, if any has them, else an annotation."""
         launch = None if kernel.correlation is None else self._launched.get(kernel.correlation)
         if launch is None:
             return None
         thread, at_us = launch
         around = [op for op in self._threads.get(thread, ()) if op.start_us <= at_us <= op.end_us]
+        for op in around:
+            if COLLECTIVE in op.args:
+                return _by_arguments(op.args)
         return _annotated(around[-1]) if around else None
 
 

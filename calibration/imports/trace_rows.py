@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from foreshard.calibration.imports.kineto import RawTrace
 from foreshard.calibration.imports.measured import Row
-from foreshard.calibration.imports.places import Told, shape_of
+from foreshard.calibration.imports.places import SAID, Told, shape_of
 from foreshard.calibration.imports.trace_collectives import TracedCollective, traced_collectives
 from foreshard.topologies.errors import InputError
 
@@ -78,8 +78,9 @@ def trace_rows(traces: Sequence[RawTrace], told: Told) -> TracedRows:
     if not any(of_ranks):
         return TracedRows(ranks_per_node=(), rows=(), whole=False, skipped=_sentences(skipped))
     whole = {trace.number("rank") for trace in traces} == set(range(world))
+    said = told.nodes is not None or (told.per_node is not None and told.per_node_of == SAID)
     try:
-        shape = shape_of(world, _seen_shape(traces) if whole and told.per_node is told.nodes is None else None, told)
+        shape = shape_of(world, _seen_shape(traces) if whole and not said else None, told)
     except InputError as error:
         raise InputError([f"{traces[0].source.name}: {problem}" for problem in error.problems]) from None
     rows = [
@@ -97,7 +98,10 @@ def trace_rows(traces: Sequence[RawTrace], told: Told) -> TracedRows:
 
 
 def _seen_shape(traces: Sequence[RawTrace]) -> tuple[int, ...] | None:
-    """Ranks of each node, by the ordinals of their GPUs: of ranks with the same one each is in another node."""
+    """Ranks of each node, by the ordinals of their GPUs: of ranks with the same one each is in another node.
+
+    None if they tell nothing: where all are alike, every rank may have been shown its own GPU only.
+    """
     ordinals = [
         {device for kernel in trace.collectives if isinstance(device := kernel.args.get("device"), int)}
         for trace in traces
@@ -105,6 +109,8 @@ def _seen_shape(traces: Sequence[RawTrace]) -> tuple[int, ...] | None:
     if any(len(own) != 1 for own in ordinals):
         return None
     times = Counter(next(iter(own)) for own in ordinals)
+    if len(times) == 1 < len(traces):
+        return None
     return tuple(sum(1 for count in times.values() if count > node) for node in range(max(times.values())))
 
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from foreshard.topologies.errors import InputError
 
-from .writing import annotated_collective, collective_event, log_text, product, trace_document, write_trace
+from .writing import annotated_collective, collective_event, log_text, operator, product, trace_document, write_trace
 
 TRACE_TIME = 1_700_000_000_000_000  # microseconds since 1970: 2023-11-14T22:13:20Z
 
@@ -161,6 +161,9 @@ def test_ordinals_of_gpus_tell_which_ranks_share_a_node(tmp_path, profile_of):
     with pytest.raises(InputError, match=r"rank0.json: it is of 6 ranks, but does not tell which of them share a node"):
         profile_of(*files[:5])
     assert profile_of(*files[:5], per_node=3).ranks_per_node == (3, 3)
+    alike = write_ranks(tmp_path, lambda rank: [collective_event(1000, 50, size=2, device=0)], 2)
+    with pytest.raises(InputError, match="does not tell which of them share a node"):
+        profile_of(*alike)  # each rank saw its own GPU only, in one node or in two
 
 
 def test_older_traces_name_collectives_around_their_launch(tmp_path, imported):
@@ -180,6 +183,16 @@ def test_older_traces_name_collectives_around_their_launch(tmp_path, imported):
         "1 skipped: all_to_all whose parts are not told: they may be unequal, and curves are of equal ones",
         "1 skipped: no operator or argument tells what the kernel moved",
     )
+
+
+def test_arguments_may_stand_with_the_operator_around_the_launch(tmp_path, imported):
+    """Some versions describe a collective in record_param_comms and not in its kernel."""
+    events = annotated_collective(1000, 40, name="all_to_all", dims=[1024])
+    told = {"Collective name": "all_to_allv", "In msg nelems": 1024, "Out msg nelems": 1024, "Group size": 2}
+    args = {**told, "dtype": "Int", "In split size": "[512, 512]", "Out split size": "[512, 512]"}
+    events.append(operator("record_param_comms", 940, 1000, 8, **args))
+    (row,) = imported(write_trace(tmp_path / "a.json", events), nodes=1).traced.rows
+    assert (row.kind, row.nbytes) == ("all_to_all", 4096)
 
 
 def test_traces_are_of_one_run(tmp_path, profile_of):
