@@ -15,6 +15,7 @@ from typing import Any
 import click
 
 from foreshard.calibration.launch.clocks import CommonClock
+from foreshard.calibration.launch.elsewhere import not_on_its_machine
 from foreshard.calibration.launch.gathering import common_offset, gather_times
 from foreshard.calibration.launch.launcher import need_torch
 from foreshard.calibration.launch.measured import MeasuredRun, measured_run
@@ -110,9 +111,10 @@ def _train(session: Session, job: _Job, order: RunOrder) -> RunReport | None:
     """Train; what was measured on rank 0, None on others."""
     world = session.world()
     trained = measure_training(session, world, job.prediction, order.steps, order.warmup)
-    elsewhere = _other_nodes(world, job)
+    nodes = world.everyones(world.place.node)
     if trained is None:
         return None
+    elsewhere = tuple(not_on_its_machine(job.prediction.cluster, nodes, world.backend)) if job.compared else ()
     return RunReport(
         prediction=job.prediction,
         program=trained.program,
@@ -144,16 +146,6 @@ def measure_training(session: Session, world: World, prediction: Prediction, ste
     interval = prediction.scenario.layout.sync_interval
     run = measured_run(program, times, warmup=warmup, backend=world.backend, sync_interval=interval)
     return Trained(program=program, run=run, losses=result.losses)
-
-
-def _other_nodes(world: World, job: _Job) -> list[str]:
-    """A sentence if the ranks share nodes otherwise than in the scenario's machine."""
-    found = world.everyones(world.place.node)
-    there = job.prediction.cluster.node_of.tolist()
-    if [found.index(node) for node in found] == [there.index(node) for node in there]:
-        return []
-    sizes, wanted = (" + ".join(str(nodes.count(node)) for node in dict.fromkeys(nodes)) for nodes in (found, there))
-    return [f"the ranks are on nodes of {sizes}, on the scenario's machine on nodes of {wanted}: nothing is compared"]
 
 
 @click.command()

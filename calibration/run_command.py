@@ -36,7 +36,7 @@ def run(nproc: int | None, shape: str | None, rate: str | None, scenario: str, *
         order.check_outputs,
     )
     need_torch("a real run")
-    worker = ["-m", "foreshard.calibration.run", *order.arguments()]
+    worker = ["foreshard.calibration.run", *order.arguments()]
     if shape is None:
         return run_here(worker, int(nproc or 1))
     with Testbed(shape, str(rate)) as bed:

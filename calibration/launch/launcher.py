@@ -10,6 +10,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib.util import find_spec
 
+import click
+
+from foreshard.calibration.launch.wording import killed
 from foreshard.topologies.errors import ForeshardError, MissingDependencyError
 
 __all__ = ["need_torch", "run_here"]
@@ -17,6 +20,7 @@ __all__ = ["need_torch", "run_here"]
 # Ranks of one machine reach each other over its loopback, and one thread each is what ranks that share cores can use.
 # What the user has set comes first.
 _ENVIRONMENT = {"GLOO_SOCKET_IFNAME": "lo0" if sys.platform == "darwin" else "lo", "OMP_NUM_THREADS": "1"}
+_START = "foreshard.calibration.launch.rank_start"
 _SHUTDOWN_S = 10  # ranks end themselves within seconds of a signal; after that they are killed
 
 
@@ -27,7 +31,7 @@ def need_torch(what: str) -> None:
 
 
 def run_here(worker: Sequence[str], nproc: int) -> int:
-    """Run `python WORKER...` as `nproc` ranks on this machine and return the exit code of the run.
+    """Run `python -m WORKER...` as `nproc` ranks on this machine and return the exit code of the run.
 
     0 if all ranks ended well, 2 for a mistake in the input, 128 + the signal if the run was interrupted, else 1.
     """
@@ -48,8 +52,11 @@ def run_here(worker: Sequence[str], nproc: int) -> int:
     )
     with _environment(_ENVIRONMENT), _quiet():
         try:
-            elastic_launch(config, sys.executable)(*worker)
-        except ChildFailedError as error:  # the ranks have said why
+            elastic_launch(config, sys.executable)("-m", _START, *worker)
+        except ChildFailedError as error:  # the ranks have said why, except one that was killed before it joined
+            rank, first = error.get_first_failure()
+            if first.exitcode < 0:
+                click.echo(f"error: {killed(rank, -first.exitcode)}", err=True)
             codes = {failure.exitcode for failure in error.failures.values()}
             return ForeshardError.exit_code if ForeshardError.exit_code in codes else 1
         except SignalException as error:

@@ -45,6 +45,7 @@ class Peer:
     def __init__(self, rank: int, process: Process) -> None:
         self.rank = rank
         self.gone = False
+        self._pid = process.pid
         self.handle = -1
         self._view: PositionView | None = None
         with suppress(OSError):  # another user's, or gone already: what it published must do
@@ -58,6 +59,15 @@ class Peer:
     def position(self) -> Position | None:
         """Where the rank is, or was when it ended; None if its memory cannot be read."""
         return self._view.read() if self._view is not None else None
+
+    @property
+    def stopped(self) -> bool:
+        """Whether a signal has stopped the process (state T of proc_pid_stat(5))."""
+        try:
+            stat = Path(f"/proc/{self._pid}/stat").read_text(encoding="utf-8", errors="replace")
+        except OSError:
+            return False
+        return stat.rpartition(")")[2].split()[0] == "T"
 
     @staticmethod
     def can_watch(process: Process) -> bool:

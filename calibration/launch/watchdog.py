@@ -33,6 +33,7 @@ __all__ = ["Watchdog"]
 _INTERVAL_S = 0.2  # between two looks: three requests to the store a rank
 _GRACE_S = 3.0  # how long a failed collective waits for its reason, and the dying until everyone has heard
 _SETUP_FACTOR = 10  # outside of steps a rank may be silent so much longer: it fills tables of many GB
+_PAUSE = 0.5  # a watchdog that did not look for such a share of the hang limit was stopped with its rank
 _WATCH_FROM = 0.25  # share of the hang limit after which a rank begins to watch the others
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
@@ -49,6 +50,7 @@ class Watchdog:
         self._progress = progress
         self._limit_s = hang_limit_s
         self._parent = os.getppid()
+        self._looked_s = self._awake_s = time.perf_counter()
         self._wakeup, self._woken = socket.socketpair()
         self._closing = False
         self._peers: dict[int, Peer] = {}
@@ -152,6 +154,7 @@ class Watchdog:
         signals = self._wait(_INTERVAL_S)
         if self._closing:
             return
+        self._notice_pause()
         self._heed(signals)
         self._board.show(self._progress.at)
         if self._place.rank and not self._place.agent_holds_store and (sign := self._board.sign(0)):
@@ -162,6 +165,13 @@ class Watchdog:
         if os.getppid() != self._parent:
             self._finish(verdicts.launcher_gone())
         self._accuse_hanging()
+
+    def _notice_pause(self) -> None:
+        """A run that was stopped and goes on (Ctrl-Z and fg) has not hung meanwhile: ages count from then on."""
+        now = time.perf_counter()
+        if now - self._looked_s > max(_GRACE_S, _PAUSE * self._limit_s):
+            self._awake_s = now
+        self._looked_s = now
 
     def _wait(self, seconds: float) -> bytes:
         """Sleep, unless a signal comes or a process on this machine ends; the numbers of the signals."""
@@ -210,8 +220,9 @@ class Watchdog:
     def _accuse_hanging(self) -> None:
         """If this rank does not get on, find out whom it waits for; whoever is first publishes it."""
         at = self._progress.at
-        limit = self._limit_s * (1 if at.in_step else _SETUP_FACTOR)
-        own_age = time.perf_counter() - at.since_s
+        stopped = {rank for rank, peer in self._peers.items() if peer.stopped} if not at.in_step else set()
+        limit = self._limit_s * (1 if at.in_step or stopped else _SETUP_FACTOR)
+        own_age = time.perf_counter() - max(at.since_s, self._awake_s)
         if own_age < limit * _WATCH_FROM:
             self._seen.clear()
             return
@@ -221,7 +232,7 @@ class Watchdog:
             return
         least = min(sign.position.order for sign in signs.values())
         late = {rank: sign.position for rank, sign in signs.items() if sign.position.order == least}
-        if any(ages[rank] < limit * (1 - _WATCH_FROM) for rank in late):
+        if any(ages[rank] < limit * (1 - _WATCH_FROM) for rank in late) or (stopped and not late.keys() <= stopped):
             return
         if len(late) == len(signs):
             self._board.sentence(verdicts.stalled(at, len(signs), limit))
@@ -241,7 +252,7 @@ class Watchdog:
         now = time.perf_counter()
         if rank not in self._seen or self._seen[rank][0] != sign.position:
             self._seen[rank] = (sign.position, now)
-        return max(sign.age_s, now - self._seen[rank][1])
+        return min(max(sign.age_s, now - self._seen[rank][1]), now - self._awake_s)
 
     # -- the end -----------------------------------------------------------------------------------------------
 

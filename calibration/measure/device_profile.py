@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import expm1
 
 from tabulate import tabulate
 
@@ -36,7 +37,7 @@ def work_text(fits: Sequence[WorkFit]) -> str:
             fit.kind,
             len(fit.points),
             sum(point.outliers for point in fit.points),
-            f"{fit.residuals[1]:+.1%} to {fit.residuals[-2]:+.1%}",
+            f"{expm1(fit.residuals[1]):+.1%} to {expm1(fit.residuals[-2]):+.1%}",
             ", ".join(f"{slope:.3g} s/{name}" for name, slope in zip(fit.features, fit.coefficients, strict=True)),
         ]
         for fit in fits

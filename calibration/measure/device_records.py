@@ -14,6 +14,7 @@ from foreshard.calibration.measure.machine import Bench
 from foreshard.simulator.job.program import Collective, Compute, StepProgram
 from foreshard.simulator.job.work import WorkKind
 from foreshard.topologies.errors import InputError
+from foreshard.topologies.output import replaced
 
 __all__ = ["DeviceFile", "DeviceSettings", "WorkRecord", "records_of"]
 
@@ -56,7 +57,8 @@ class DeviceFile:
         if before != settings:
             raise InputError("was begun on another machine or with other options: remove it", where=str(self.path))
         lines = [msgspec.json.encode(settings), *(msgspec.json.encode(job) for job in _by_job(records))]
-        self.path.write_bytes(b"".join(line + b"\n" for line in lines))
+        with replaced(self.path) as part:
+            part.write_bytes(b"".join(line + b"\n" for line in lines))
         return {record.job for record in records}
 
     def add(self, records: Sequence[WorkRecord]) -> None:
@@ -70,7 +72,7 @@ class DeviceFile:
             first, *rest = self.path.read_bytes().splitlines()
             settings = msgspec.json.decode(first, type=DeviceSettings)
         except (OSError, ValueError, msgspec.MsgspecError):
-            raise InputError("is not a file of measured work", where=str(self.path)) from None
+            raise InputError("is not a file of measured work: remove it", where=str(self.path)) from None
         return settings, [record for line in rest for record in _whole(line)]
 
 

@@ -6,6 +6,8 @@ from pathlib import Path
 
 import numpy as np
 
+from foreshard.calibration.runner.settings import RunSettings
+from foreshard.simulator.job.workload import Workload
 from foreshard.simulator.results.report import memory_of
 from foreshard.simulator.step.prediction import Prediction
 from foreshard.topologies.errors import InputError
@@ -13,6 +15,7 @@ from foreshard.topologies.units import format_bytes
 
 __all__ = ["available_bytes", "check_memory"]
 
+_ID_BYTES, _VALUE_BYTES = 8, 4  # int64 and float32
 _SHARE = 0.8  # of what is available; the rest is for the libraries and the system
 _LIMITS = (("memory.max", "memory.current"), ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes"))
 
@@ -20,11 +23,14 @@ _LIMITS = (("memory.max", "memory.current"), ("memory/memory.limit_in_bytes", "m
 def check_memory(prediction: Prediction, ranks_here: int, *, free_bytes: float | None = None) -> None:
     """Raise InputError if ranks on this host's CPUs need more memory than is available; tables are the bulk of it.
 
-    `free_bytes` None asks the system. Where it does not tell, nothing is refused.
+    `free_bytes` None asks the system. Where it does not tell, nothing is refused. Ids are drawn only if there is room.
     """
     free = available_bytes() if free_bytes is None else free_bytes
+    if free is None:
+        return
+    _check_batch(prediction.scenario.workload, ranks_here, free)
     needed = float(np.max(memory_of(prediction).per_rank_bytes)) * ranks_here
-    if free is None or needed <= _SHARE * free:
+    if needed <= _SHARE * free:
         return
     rows = max(table.num_embeddings for table in prediction.scenario.workload.tables)
     fitting = max(1, int(rows * _SHARE * free / needed))
@@ -33,6 +39,24 @@ def check_memory(prediction: Prediction, ranks_here: int, *, free_bytes: float |
         f"are available: cut the tables, as with --shrink-tables {_round(fitting)}, lower workload.batch_size, or "
         "start fewer ranks"
     )
+
+
+def _check_batch(workload: Workload, ranks_here: int, free: float) -> None:
+    """Raises InputError if the ids of the batches that ranks keep, and vectors with their gradients, are too many."""
+    ids = sum(table.ids_per_sample for table in workload.tables)
+    columns = sum(
+        table.embedding_dim * (table.ids_per_sample if table.pooling == "none" else len(table.features))
+        for table in workload.tables
+    )
+    of_sample = RunSettings().batches * _ID_BYTES * ids + 2 * _VALUE_BYTES * columns
+    needed = of_sample * workload.batch_size * ranks_here
+    if needed > _SHARE * free:
+        fitting = max(1, int(workload.batch_size * _SHARE * free / needed))
+        raise InputError(
+            f"{ranks_here} ranks need at least {format_bytes(needed)} of this machine's memory for ids and vectors, of "
+            f"which {format_bytes(free)} are available: lower workload.batch_size, as to {_round(fitting)}, or start "
+            "fewer ranks"
+        )
 
 
 def available_bytes(meminfo: Path = Path("/proc/meminfo"), groups: Path = Path("/sys/fs/cgroup")) -> float | None:

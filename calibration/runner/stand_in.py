@@ -45,10 +45,11 @@ def stand_in(scenario: Scenario, ranks: int, local_ranks: int) -> tuple[Predicti
             f"{ranks} ranks with {local_ranks} on this node, and the scenario's machine has {cluster.size}: name a "
             "cluster file with these nodes (--set cluster.file=...)"
         )
+    counted = "1 rank" if ranks == 1 else f"{ranks} ranks"
     nodes = f" on {ranks // local_ranks} nodes" if ranks > local_ranks else ""
     return Prediction(scenario, host_of(local_ranks, ranks // local_ranks)), [
-        f"run on {ranks} ranks{nodes}, while the scenario's machine, {cluster.nodes} x {cluster.name}, has "
-        f"{cluster.size}: owners and bytes are those of {ranks} ranks, and no prediction is compared"
+        f"run on {counted}{nodes}, while the scenario's machine, {cluster.nodes} x {cluster.name}, has "
+        f"{cluster.size}: owners and bytes are those of {counted}, and no prediction is compared"
         + _as_many(cluster, ranks)
     ]
 

@@ -28,10 +28,11 @@ _LOOK_S = 0.02
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RankResult:
-    """How one rank ended: exit code (negative: a signal), and what it wrote if that was captured."""
+    """How one rank ended: exit code (negative: a signal), and what it wrote if that was captured; `ended` by us."""
 
     rank: int
     exit_code: int
+    ended: bool = False
     stdout: str = ""
     stderr: str = ""
 
@@ -91,6 +92,7 @@ class _Rank:
     def __init__(self, entered: Sequence[str], environment: Mapping[str, str], capture: bool) -> None:
         # result() closes them
         files = [tempfile.TemporaryFile("w+") for _ in range(2 if capture else 0)]  # noqa: SIM115
+        self.ended = False
         self._files: tuple[IO[str], ...] = tuple(files)
         out, err = self._files or (None, None)
         self.process = subprocess.Popen(
@@ -115,7 +117,7 @@ class _Rank:
             texts.append(file.read())
             file.close()
         out, err = texts or ("", "")
-        return RankResult(rank=rank, exit_code=self.process.wait(), stdout=out, stderr=err)
+        return RankResult(rank=rank, exit_code=self.process.wait(), ended=self.ended, stdout=out, stderr=err)
 
 
 def _wait(running: Sequence[_Rank], timeout_s: float | None) -> None:
@@ -135,6 +137,7 @@ def _end(running: Sequence[_Rank]) -> None:
     """End what still runs: politely, then not."""
     alive = [rank for rank in running if rank.process.poll() is None]
     for rank in alive:
+        rank.ended = True
         rank.signal(signal.SIGTERM)
     until = time.monotonic() + _KILL_S
     while any(rank.process.poll() is None for rank in alive) and time.monotonic() < until:

@@ -64,10 +64,10 @@ class BedLink:
 
 def parse_shape(text: str) -> BedShape:
     """Return the shape of "2x2" (nodes x ranks in each) or "2+1" (ranks of each node). Raises InputError."""
-    if match := re.fullmatch(r"\s*(\d{1,6})\s*[xX]\s*(\d{1,6})\s*", text):
+    if match := re.fullmatch(r"\s*(\d{1,18})\s*[xX]\s*(\d{1,18})\s*", text):
         nodes, ranks = map(int, match.groups())
         sizes = (ranks,) * min(nodes, _MOST_NODES + 1)
-    elif re.fullmatch(r"\s*\d{1,6}(\s*\+\s*\d{1,6})+\s*", text):
+    elif re.fullmatch(r"\s*\d{1,18}(\s*\+\s*\d{1,18})+\s*", text):
         sizes = tuple(map(int, text.split("+")))
     else:
         raise InputError(f"{text!r}: expected nodes x ranks in each, such as 2x2, or ranks of each node, such as 2+1")

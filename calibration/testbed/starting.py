@@ -7,8 +7,10 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+import click
 import msgspec
 
+from foreshard.calibration.launch.wording import killed
 from foreshard.calibration.testbed.bed import Testbed
 from foreshard.calibration.testbed.shape import parse_shape
 from foreshard.topologies.errors import ForeshardError, InputError, UnavailableError
@@ -35,16 +37,20 @@ def ranks_started(shape: str | None, nproc: int | None) -> tuple[int, ...] | Non
 
 
 def worker_arguments(module: str, file: Path, order: object) -> list[str]:
-    """What Python runs as a rank: a module that keeps what it measures in `file` and is told `order` as JSON."""
-    return ["-m", module, str(file.absolute()), msgspec.json.encode(order).decode()]
+    """What a rank runs: a module that keeps what it measures in `file` and is told `order` as JSON."""
+    return [module, str(file.absolute()), msgspec.json.encode(order).decode()]
 
 
 def run_in_bed(bed: Testbed, worker: Sequence[str], *, pinned: bool = False) -> int:
-    """Run `python WORKER...` as every rank of a bed and return the exit code of the run.
+    """Run `python -m WORKER...` as every rank of a bed and return the exit code of the run.
 
     0 if all ranks ended well, 2 for a mistake in the input, else 1.
     """
-    codes = {result.exit_code for result in bed.run([sys.executable, *worker], pinned=pinned)}
+    results = bed.run([sys.executable, "-m", *worker], pinned=pinned)
+    for result in results:
+        if result.exit_code < 0 and not result.ended:
+            click.echo(f"error: {killed(result.rank, -result.exit_code)}", err=True)
+    codes = {result.exit_code for result in results}
     if codes == {0}:
         return 0
     return ForeshardError.exit_code if ForeshardError.exit_code in codes else 1

@@ -11,6 +11,7 @@ from typing import Any
 import click
 from tabulate import tabulate
 
+from foreshard.calibration.launch.wording import ranks_counted
 from foreshard.calibration.testbed.bed import Testbed
 from foreshard.calibration.testbed.description import Probe, cluster_text, probe_bed
 from foreshard.calibration.testbed.shape import check_bed
@@ -87,7 +88,7 @@ def _rows(bed: Testbed, probe: Probe) -> dict[str, Any]:
 def _text(bed: Testbed, probe: Probe) -> str:
     link = bed.link
     megabits = link.rate_bytes_per_s * 8 / 1e6
-    title = f"testbed {bed.shape}: {bed.shape.world_size} ranks, {megabits:g} Mbit/s each way"
+    title = f"testbed {bed.shape}: {ranks_counted(bed.shape.world_size)}, {megabits:g} Mbit/s each way"
     title += f", burst {format_bytes(link.burst_bytes)}"
     carried = probe.link_bytes_per_s or ()
     body = [

@@ -15,7 +15,7 @@ from foreshard.simulator.torchrec.planner_estimate import PlannerTopology
 from foreshard.simulator.torchrec.planner_figures import PlannerFigures, figures_of
 from foreshard.simulator.torchrec.planner_rating import PlannerEstimate, planner_estimate
 from foreshard.topologies.cluster import Cluster
-from foreshard.topologies.machine import LEAF
+from foreshard.topologies.machine import LEAF, NodeSpec
 from foreshard.topologies.units import format_ms
 
 __all__ = ["PlannerComparison", "compare_with_planner", "machine_topology"]
@@ -50,21 +50,27 @@ class PlannerComparison:
 def machine_topology(cluster: Cluster, world_size: int, local_world_size: int) -> PlannerTopology:
     """Return the planner's view of a sharding group with the rates of the cluster's first node, in bytes/s.
 
-    Within a node what a GPU's links to its peers carry, between nodes the node's NICs divided by its GPUs.
+    Within a node what a GPU's links to its peers carry, or a rank's share of the loopback of a host of CPU ranks;
+    between nodes the node's NICs divided by its GPUs.
     """
     node, gpu = cluster.node_kinds[0], cluster.gpus[0]
-    peers = [link for link in node.links if link.src == "gpu0" and link.kind == "nvlink"]
-    peers = peers or [link for link in node.links if link.src == "gpu0"]
     nics = [link.usable for link in node.links if link.dst == LEAF]
     plain = PlannerTopology(
         world_size=world_size,
         local_world_size=local_world_size,
         hbm_bytes_per_s=gpu.hbm_bytes_per_s,
         hbm_to_ddr_bytes_per_s=float(cluster.host_to_device_bytes_per_s[0]),
-        intra_bytes_per_s=sum(link.usable for link in peers),
+        intra_bytes_per_s=_intra_bytes_per_s(node),
         hbm_cap_bytes=gpu.hbm_bytes,
     )
     return replace(plain, inter_bytes_per_s=sum(nics) / len(node.gpus)) if nics else plain
+
+
+def _intra_bytes_per_s(node: NodeSpec) -> float:
+    own = [link for link in node.links if link.src == "gpu0" and link.kind != "dram"]
+    peers = [link.usable for link in own if link.kind == "nvlink"] or [link.usable for link in own]
+    shared = [link.usable / len(node.gpus) for link in node.links if link.kind == "loopback" and link.src == "cpu0"]
+    return min([sum(peers), *shared])
 
 
 def compare_with_planner(source: Prediction, parts: Breakdown, communication_s: float) -> PlannerComparison:

@@ -77,9 +77,11 @@ class CollectiveRow:
     peers: int = 0
 
     @property
-    def ratio(self) -> float:
-        """Time over bound, at least 1; 1 where nothing has to move."""
-        return self.time_s / self.bound_s if self.bound_s else 1.0
+    def ratio(self) -> float | None:
+        """Time over bound, at least 1; 1 where nothing has to move, None where no bound is known."""
+        if self.bound_s:
+            return self.time_s / self.bound_s
+        return None if self.max_bytes_out or self.max_bytes_in else 1.0
 
     def to_dict(self) -> dict[str, Any]:
         """JSON values in bytes and seconds."""

@@ -171,8 +171,8 @@ def _collectives(rows: Sequence[CollectiveRow]) -> Section:
             f"{row.max_bytes_out / 2**20:.2f}",
             f"{row.max_bytes_in / 2**20:.2f}",
             _ms(row.time_s),
-            _ms(row.bound_s),
-            f"{row.ratio:.2f}" if row.ratio < _LATENCY_BOUND else f">{_LATENCY_BOUND}",
+            _ms(row.bound_s) if row.ratio is not None else "",
+            _times_bound(row.ratio),
             _ms(row.exposed_s),
             row.algorithm,
             row.bottleneck,
@@ -186,6 +186,12 @@ def _collectives(rows: Sequence[CollectiveRow]) -> Section:
         rows=table,
         notes=() if table else ("none: one rank",),
     )
+
+
+def _times_bound(ratio: float | None) -> str:
+    if ratio is None:
+        return ""
+    return f"{ratio:.2f}" if ratio < _LATENCY_BOUND else f">{_LATENCY_BOUND}"
 
 
 def _sync(report: Report) -> Section:

@@ -95,6 +95,32 @@ def test_a_rank_that_does_nothing_is_named_as_soon_as_the_limit_is_over(ranks, o
     assert not ranks.left()
 
 
+def test_a_rank_that_is_stopped_before_the_first_step_has_no_more_time_than_in_one(ranks):
+    """Others may fill tables for ten times as long; a stopped process does nothing."""
+    order = {"hang_s": _LIMIT_S, "misdeed": {"rank": 1, "op": "setup", "how": "stop"}}
+    code, _, err = ranks.finish(ranks.torchrun(3, order))
+    assert code != 0
+    for rank in (0, 2):
+        (line,) = told(err, rank)
+        assert "error: rank 1 hangs in reading the scenario: nothing moved for 2 s" in line
+    assert not ranks.left()
+
+
+def test_a_run_that_is_stopped_as_a_whole_and_goes_on_has_not_hung(ranks, tmp_path):
+    """As by Ctrl-Z and fg: for twice the limit, in operations that take a while."""
+    file = tmp_path / "told"
+    order = {"hang_s": _LIMIT_S, "steps": 20, "lookup_s": 0.5, "tell_at": 2, "told": str(file)}
+    process = ranks.torchrun(3, order)
+    wait_for(file)
+    for which in (signal.SIGSTOP, signal.SIGCONT):
+        for pid in ranks.alive():
+            os.kill(pid, which)
+        time.sleep(4 * _LIMIT_S if which == signal.SIGSTOP else 0)
+    code, _, err = ranks.finish(process)
+    assert (code, [told(err, rank) for rank in range(3)]) == (0, [[], [], []])
+    assert not ranks.left()
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_an_interrupted_launcher_leaves_no_rank_behind(ranks, tmp_path, number):
     process = started(ranks, tmp_path)
@@ -116,8 +142,13 @@ def started(ranks, tmp_path):
     """A run of three ranks that has come to its second step and will go on for long."""
     file = tmp_path / "told"
     process = ranks.torchrun(3, {"steps": 100_000, "lookup_s": 0.05, "tell_at": 1, "told": str(file)})
+    wait_for(file)
+    return process
+
+
+def wait_for(file):
+    """Until a file is there."""
     until = time.monotonic() + 60
     while not Path(file).exists() and time.monotonic() < until:
         time.sleep(0.05)
     assert file.exists()
-    return process

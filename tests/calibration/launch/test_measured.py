@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from foreshard.calibration.launch.measured import WorldTimes, measured_run, with_bounds
+from foreshard.calibration.launch.run_report import RunReport
 from foreshard.calibration.runner.interpreter import run_program
 from foreshard.simulator.files.reading import read_scenario
+from foreshard.simulator.results.exposure import breakdown
 from foreshard.simulator.results.report import report
 from foreshard.simulator.step.engine import Engine
 from foreshard.simulator.step.inline import inlined
@@ -117,6 +120,41 @@ def test_steps_in_which_replicas_average_are_told_apart():
     assert len(run.sync_step.trace.ops) == len(run.step.trace.ops) + len(own)
 
 
+def in_turns(*step_times_s, interval):
+    """A run whose steps took so long, of which every `interval`-th averages replicas, and its prediction."""
+    changes = ["cluster.preset=cpu-host", "layout.sharding_group_size=2", f"layout.sync_interval={interval}"]
+    prediction = Prediction(read_scenario("host-4ranks", changes))
+    program = run_program(prediction)
+    shape = (1 + len(step_times_s), len(program.ops), prediction.cluster.size)
+    end = np.broadcast_to(np.cumsum([1.0, *step_times_s])[:, None, None], shape).copy()
+    own = [index for index, op in enumerate(program.ops) if op.label == "replica_sync"]
+    plain = [step for step in range(shape[0]) if step % interval]
+    end[np.ix_(plain, own)] = np.nan
+    nothing = np.full(shape, np.nan)
+    times = WorldTimes(start_s=end - 0.5, end_s=end, host_s=nothing, sent_bytes=nothing, received_bytes=nothing)
+    return measured_run(program, times, warmup=1, backend="gloo", sync_interval=interval), prediction, program
+
+
+def test_the_step_time_of_steps_that_take_turns_is_the_median_of_whole_turns():
+    """Turns of two take 2, 3 and 4 s a step; the seventh step begins one that does not end."""
+    run, _, _ = in_turns(1.0, 3.0, 1.0, 5.0, 1.0, 7.0, 1.0, interval=2)
+    assert run.step_time_s == 3.0
+    assert (run.step.trace.step_time_s, run.sync_step.trace.step_time_s) == (1.0, 5.0)
+
+
+def test_stages_and_interval_of_a_report_are_those_of_both_kinds_of_steps():
+    """Two plain steps and one that averages, in that proportion; the interval lies around the mean."""
+    run, prediction, program = in_turns(1.0, 1.0, 4.0, 1.0, 1.0, 4.0, interval=3)
+    told = RunReport(prediction=prediction, program=program, run=run, backend="gloo", losses=(1.0,))
+    measured = told.measured()
+    assert measured.step_time_s == pytest.approx(2.0)
+    assert measured.step_time_interval_s == pytest.approx((2.0, 2.0))
+    plain, averaging = (breakdown(step.trace, measured.breakdown.rank) for step in (run.step, run.sync_step))
+    assert averaging.idle_s > plain.idle_s > 0
+    assert measured.breakdown.idle_s == pytest.approx((2 * plain.idle_s + averaging.idle_s) / 3)
+    assert json.loads(json.dumps(told.to_dict(), allow_nan=False))["measured"]["sync_step_time_s"] == 4.0
+
+
 def test_bounds_come_from_the_prediction():
     prediction = Prediction(read_scenario("host-4ranks", ["cluster.preset=cpu-host"]))
     program, times = made_up()
@@ -125,6 +163,16 @@ def test_bounds_come_from_the_prediction():
     assert {op.collective.bound_s for op in measured.ops if op.collective} == {0.0}
     known = [op.collective.bound_s for op in prediction.trace.ops if op.collective]
     assert [op.collective.bound_s for op in told.ops if op.collective] == known
+
+
+def test_a_collective_without_a_known_bound_has_no_ratio():
+    """Neither in the table nor in JSON, unless nothing moved."""
+    program, times = made_up()
+    told = report(measured_run(program, times, warmup=1, backend="gloo").step.trace)
+    assert all(row.ratio is None for row in told.collectives if row.max_bytes_out)
+    assert any(row.max_bytes_out for row in told.collectives)
+    line = next(line for line in told.to_text().splitlines() if line.startswith("dense_all_reduce"))
+    assert line.split()[-3:] == ["500.000", "0.000", "gloo"]  # ms, exposed and algorithm, nothing between
 
 
 @pytest.mark.parametrize("warmup", [0, 5, 6])

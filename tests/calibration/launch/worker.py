@@ -104,8 +104,8 @@ def main():
     limits = Limits(hang_s=order.get("hang_s", 30.0), join_s=order.get("join_s", 60.0))
     with Session.join(limits) as session:
         rank = session.place.rank
+        session.progress.phase("reading the scenario")
         if order.get("misdeed", {}).get("op") == "setup" and order["misdeed"]["rank"] == rank:
-            session.progress.phase("reading the scenario")
             misbehave(order["misdeed"]["how"])
         session.agree(order.get("terms", {}).get(str(rank), {"steps": 4}))
         times = train(session, order)

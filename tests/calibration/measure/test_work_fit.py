@@ -1,10 +1,13 @@
 """Fits of work find the costs that made the times, and say how far off they are."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from foreshard.calibration.measure.device_profile import work_text
 from foreshard.calibration.measure.device_records import DeviceFile, DeviceSettings, WorkRecord
 from foreshard.calibration.measure.work_fit import fit_work
 from foreshard.simulator.job.work import FEATURES
@@ -64,6 +67,14 @@ def test_no_coefficient_is_negative_and_residuals_widen_with_noise():
 def test_an_operation_that_all_ranks_do_takes_what_the_rank_in_the_middle_takes():
     (fit,) = fit_work(_records(["issue"], lambda _: 1e-4, 5, rank_slower=0.5))
     assert [point.median_s for point in fit.points] == pytest.approx([1.5e-4] * 5)
+
+
+def test_the_table_tells_how_far_measured_lies_from_fitted_as_a_share():
+    """Residuals are logarithms: half the fit is -50 %, twice the fit +100 %."""
+    fit = fit_work(_records(["issue"], lambda _: 1e-4, 5))[0]
+    half, twice = np.log([0.5, 2.0]).tolist()
+    told = work_text([replace(fit, residuals=(2 * half, half, 0.0, 0.0, 0.0, twice, 2 * twice))])
+    assert "-50.0% to +100.0%" in told
 
 
 def _settings(seed=0):

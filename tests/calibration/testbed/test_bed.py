@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from foreshard.calibration.testbed.bed import Testbed
+from foreshard.calibration.testbed.starting import run_in_bed
 from foreshard.topologies import cli
 
 pytestmark = [pytest.mark.testbed, pytest.mark.usefixtures("can_build")]
@@ -209,3 +210,14 @@ def test_a_command_that_is_not_there_is_named(capfd):
     """One sentence from the rank."""
     assert cli.run(["testbed", "--shape", "1x1", "--rate", RATE, "--", "no-such-command"]) == 1
     assert "cannot start 'no-such-command'" in capfd.readouterr().err
+
+
+def test_a_rank_that_is_killed_is_named_and_those_that_are_ended_for_it_are_not(capfd, monkeypatch, tmp_path):
+    """Rank 1 falls at once; rank 0 would go on for a minute."""
+    monkeypatch.setattr("foreshard.calibration.testbed.ranks._GRACE_S", 0.1)
+    falls = "import os, time; os.kill(os.getpid(), 9) if os.environ['RANK'] == '1' else time.sleep(60)"
+    (tmp_path / "rank_module.py").write_text(falls, encoding="utf-8")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    with Testbed("2x1", RATE) as bed:
+        assert run_in_bed(bed, ["rank_module"]) == 1
+    assert capfd.readouterr().err == "error: rank 1 was ended by SIGKILL: was it out of memory (dmesg tells)?\n"

@@ -120,6 +120,11 @@ def test_the_best_way_is_looked_for_in_every_job_of_every_bed(beds):
     assert found.best_loss == pytest.approx(max(losses))
 
 
+def test_noise_is_the_longest_over_the_shortest_run_and_measured_the_median():
+    one = replace(_outcome(1.0, 1.0), runs_s=(2.0, 1.0, 4.0))
+    assert (one.noise, one.measured_s, one.error) == (3.0, 2.0, -0.5)
+
+
 def test_the_noise_floor_is_told_as_errors_are():
     """Runs 1, 2, 3 and 4 % apart: median 2.5 %, 90th percentile 3.7 %, as the quantiles of four values are."""
     outcomes = [replace(_outcome(1.0, 1.0), runs_s=(1.0, 1.0 + off)) for off in (0.01, 0.04, 0.02, 0.03)]
@@ -129,6 +134,7 @@ def test_the_noise_floor_is_told_as_errors_are():
 def test_stages_that_hardly_count_have_no_error():
     assert stage_errors([_outcome(1.0, 1.0, stages=(0.001, 0.5))]) == {}
     assert stage_errors([_outcome(1.0, 1.0, stages=(0.5, 0.4))])["vector_return"].worst == pytest.approx(0.2)
+    assert stage_errors([_outcome(1.0, 9.0, stages=(0.03, 0.4))])  # 2 % of what was measured, not of what was predicted
 
 
 def test_the_text_has_every_configuration_and_the_json_too():
