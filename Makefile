@@ -84,7 +84,7 @@ $(TORCHREC)/.made: pyproject.toml
 	$(PYTHON) -m venv $(TORCHREC)
 	$(TORCHREC)/bin/python -m pip install --quiet --upgrade pip
 	$(TORCHREC)/bin/python -m pip install --quiet torch==2.13.0 tensordict torchmetrics==1.0.3 tqdm pyre-extensions \
-		psutil pytest
+		psutil pytest hypothesis
 	$(TORCHREC)/bin/python -m pip install --quiet --no-deps fbgemm-gpu-cpu==1.8.0 torchrec==1.9.2
 	$(TORCHREC)/bin/python -m pip install --quiet --editable .
 	@touch $@

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
-from scipy.stats import qmc
 
 from foreshard.simulator.job.layout import Layout
 from foreshard.simulator.job.scenario import ClusterChoice, Comms, Execution, Optimizer, Scenario
@@ -40,6 +39,8 @@ def drawn_scenarios(count: int, ranks: int, *, optimizer: Optimizer, seed: int) 
     Sizes follow a scrambled Sobol sequence over the logarithms of their ranges; kinds of tables, codecs,
     deduplication and ways to synchronise replicas take turns.
     """
+    from scipy.stats import qmc  # half a second, which no other command needs
+
     points = qmc.Sobol(8, rng=np.random.default_rng(seed)).random(1 << max(0, (count - 1).bit_length()))[:count]
     return [_scenario(number, point, ranks, optimizer, seed) for number, point in enumerate(points.tolist())]
 

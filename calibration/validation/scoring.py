@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from itertools import combinations, groupby
 
 import numpy as np
-from scipy.stats import kendalltau
 
 from foreshard.calibration.validation.records import Outcome
 
@@ -52,6 +51,8 @@ def errors_of(predicted: Iterable[float], measured: Iterable[float]) -> Errors:
 
 def score(outcomes: Sequence[Outcome], says: Callable[[Outcome], float], *, intervals: bool) -> Score:
     """Return the score of what `says` predicts for every outcome, in seconds."""
+    from scipy.stats import kendalltau  # half a second, which no other command needs
+
     contests = _grouped(outcomes, lambda one: (one.bed, one.job))
     chosen = [(min(group, key=says).measured_s, min(one.measured_s for one in group)) for group in contests]
     taus = [
