@@ -5,8 +5,9 @@
     vectors = kernels.pooled_lookup(tables, ids, offsets)
     kernels.update_pooled(tables, kernels.RowWiseAdagrad(learning_rate=0.01), gradients, ids, offsets)
 
-Arrays are CuPy's or, by DLPack and without copies, torch CUDA tensors; work goes to the current stream. Importing needs
-neither CuPy nor a GPU, calling says what to install. `foreshard.kernels.reference` computes the same on NumPy arrays.
+Arrays are CuPy's or, by DLPack and without copies, torch CUDA tensors; work goes to the current stream. Results lie in
+CuPy's memory, which torch's `record_stream` does not know: keep them until other streams have read them. Importing
+needs neither CuPy nor a GPU, calling says what to install. `foreshard.kernels.reference` computes the same on NumPy.
 """
 
 from __future__ import annotations

@@ -71,6 +71,12 @@ def test_every_fp8_code_decodes_and_every_middle_rounds_as_in_the_reference(on_c
     assert_same_floats(decode(codes, codec, device=on_cpu()), ref.decode(codes, codec))
 
 
+def test_int8_rounds_ties_to_the_even_code(on_cpu):
+    row = np.array([[0, 0.5, 1.5, 2.5, 253.5, 254.5, 255]], dtype=np.float32)  # bias 0, scale 1
+    assert encode(row, "int8", device=on_cpu())[0, :7].tolist() == [0, 0, 2, 2, 254, 254, 255]
+    assert ref.encode(row, "int8")[0, :7].tolist() == [0, 0, 2, 2, 254, 254, 255]
+
+
 @pytest.mark.parametrize("codec", ["int8", "fp8_e4m3", "fp8_e5m2"])
 def test_rows_whose_scale_is_the_smallest_fp32_are_clipped_as_in_the_reference(on_cpu, codec):
     largest = {"int8": 255, "fp8_e4m3": 448, "fp8_e5m2": 57344}[codec]

@@ -46,6 +46,12 @@ def test_a_missing_barrier_is_a_race_under_any_schedule(on_cpu, seed):
         on_cpu(seed=seed).launch("racing_sum", 1, (values, out), threads=32, shared_bytes=128)
 
 
+@pytest.mark.skipif("FORESHARD_SHIM_SANITIZE" in os.environ, reason="the sanitizer ends the process there")
+def test_an_address_that_cuda_would_refuse_is_an_error(on_cpu):
+    with pytest.raises(AssertionError, match="reads 8 bytes at an address that is no multiple of that"):
+        on_cpu().launch("loads_unaligned", 1, (np.zeros(9, np.int32)[1:], np.zeros(1, np.int64)), threads=1)
+
+
 @pytest.mark.parametrize("seed", [0, 1, 2])
 def test_what_a_barrier_orders_or_threads_do_to_memory_of_their_own_is_no_race(on_cpu, seed):
     device, out = on_cpu(seed=seed, max_grid=2), np.zeros(32, dtype=np.int32)

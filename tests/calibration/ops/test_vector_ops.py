@@ -71,6 +71,14 @@ def test_encoded_bytes_and_decoded_rows_are_the_references(ops, codec, rows, dim
 
 
 @pytest.mark.parametrize("codec", CODECS)
+def test_ties_go_to_the_even_code(ops, codec):
+    """Halves of whole numbers up to 255, or to 448 and 57344, so that row-wise scales are 1."""
+    largest = {"fp8_e4m3": 448, "fp8_e5m2": 57344}.get(codec, 255)
+    row = np.array([[0, 0.5, 1.5, 2.5, 17, 19, 253.5, 254.5, largest]], dtype=np.float32)
+    assert np.array_equal(got(ops.encode(put(ops, row), codec)).view(np.uint8), ref.encode(row, codec).view(np.uint8))
+
+
+@pytest.mark.parametrize("codec", CODECS)
 def test_a_row_costs_the_bytes_that_the_simulator_prices(ops, codec):
     encoded = ops.encode(put(ops, rows_of(0, 6, 40, 1.0)), codec)
     assert encoded.numel() * encoded.element_size() == 6 * 40 * wire_bytes(DATA_TYPES[codec], 40)

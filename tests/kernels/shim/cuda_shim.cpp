@@ -225,7 +225,7 @@ void run_block(std::vector<unsigned>& order, std::mt19937_64& random, bool shuff
 
 }  // namespace
 
-void race(const std::string& what) { fail(what); }
+void refuse(const std::string& what) { fail(what); }
 
 Index thread_index() { return machine.current->index; }
 Index block_index() { return machine.block_index; }

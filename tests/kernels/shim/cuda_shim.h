@@ -4,8 +4,8 @@
 // warp functions. The order in which they run is drawn from a seed, so an answer that depends on it shows up as a
 // wrong answer for some seed. What CUDA leaves undefined is an error here: a barrier that some threads have left or
 // never reach, a warp function whose mask lacks the caller or names lanes that exited or do something else, and a
-// shuffle from a lane outside the mask, and a race (races.cpp). Dynamic shared memory has exactly the size of the launch
-// and starts as rubbish.
+// shuffle from a lane outside the mask, a race and an unaligned address (races.cpp). Dynamic shared memory has exactly
+// the size of the launch and starts as rubbish.
 #pragma once
 
 #include <cmath>

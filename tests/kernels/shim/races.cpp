@@ -4,6 +4,8 @@
 // What orders threads is __syncthreads and __syncwarp alone: shuffles, ballots and matches exchange registers, and
 // blocks know no order at all. Atomic functions and volatile accesses may meet each other. Per word of 4 bytes the last
 // write and the last reads of two threads are kept, so an access to half a word may hide one to the other half.
+//
+// An address that is no multiple of the size of the access is refused here too, as CUDA refuses it.
 #include "races.h"
 
 #include <algorithm>
@@ -58,9 +60,9 @@ bool ordered(const Access& earlier) {
 
 void check(const Access& earlier, const Access& access, bool earlier_writes, bool writes) {
   if (!(earlier.bytes & access.bytes) || (earlier.atomic && access.atomic) || ordered(earlier)) return;
-  race("thread " + std::to_string(now.thread) + " of block " + std::to_string(now.block) +
-       (writes ? " writes" : " reads") + " what thread " + std::to_string(earlier.thread) + " of block " +
-       std::to_string(earlier.block) + (earlier_writes ? " wrote" : " read") + ", and nothing orders them");
+  refuse("thread " + std::to_string(now.thread) + " of block " + std::to_string(now.block) +
+         (writes ? " writes" : " reads") + " what thread " + std::to_string(earlier.thread) + " of block " +
+         std::to_string(earlier.block) + (earlier_writes ? " wrote" : " read") + ", and nothing orders them");
 }
 
 bool same_thread(const Access& one, const Access& other) {
@@ -81,9 +83,13 @@ void access_word(Word& word, const Access& access, bool writes) {
   word.reads[1] = access;
 }
 
-void access(const void* memory, std::uintptr_t size, bool writes, bool atomic) {
+void access(const void* memory, std::uintptr_t size, bool writes, bool atomic, std::uintptr_t alignment = 1) {
   const auto begin = reinterpret_cast<std::uintptr_t>(memory), end = begin + size;
   if (now.thread < 0 || (begin >= now.stack_begin && begin < now.stack_end)) return;
+  if (begin % alignment)
+    refuse("thread " + std::to_string(now.thread) + " of block " + std::to_string(now.block) +
+           (writes ? " writes " : " reads ") + std::to_string(size) +
+           " bytes at an address that is no multiple of that");
   const auto thread = static_cast<std::uint16_t>(now.thread);
   for (std::uintptr_t at = begin / WORD * WORD; at < end; at += WORD) {
     unsigned bytes = 0;
@@ -121,8 +127,8 @@ void atomic_access(const void* memory, std::size_t size) { access(memory, size, 
 }  // namespace shim
 
 #define ACCESSES(SIZE)                                                                                   \
-  void __tsan_read##SIZE(void* memory) { shim::access(memory, SIZE, false, false); }                     \
-  void __tsan_write##SIZE(void* memory) { shim::access(memory, SIZE, true, false); }                     \
+  void __tsan_read##SIZE(void* memory) { shim::access(memory, SIZE, false, false, SIZE); }               \
+  void __tsan_write##SIZE(void* memory) { shim::access(memory, SIZE, true, false, SIZE); }               \
   void __tsan_unaligned_read##SIZE(void* memory) { shim::access(memory, SIZE, false, false); }           \
   void __tsan_unaligned_write##SIZE(void* memory) { shim::access(memory, SIZE, true, false); }           \
   void __tsan_volatile_read##SIZE(void* memory) { shim::access(memory, SIZE, false, true); }             \

@@ -23,6 +23,6 @@ void races_of(const Running& running);
 void order(const std::vector<unsigned>& threads);
 
 // Called with what is wrong.
-void race(const std::string& what);
+void refuse(const std::string& what);
 
 }  // namespace shim
