@@ -75,6 +75,23 @@ def test_nvlinks_and_net_speed_are_taken() -> None:
     assert found["nic0", "^leaf"] == 12.5e9
 
 
+@pytest.mark.parametrize(
+    ("speed", "gb_per_s"), [("2.5 GT/s", 4.0), ("5 GT/s", 8.0), ("32 GT/s", 63.015), ("64 GT/s", 121.0)]
+)
+def test_each_generation_of_pcie_has_its_line_code(speed: str, gb_per_s: float) -> None:
+    """8b/10b up to the second, 128b/130b from the third, flits of 242 in 256 bytes in the sixth; 16 lanes."""
+    found = links(SWITCHED.replace('link_speed="8 GT/s" link_width="8"', f'link_speed="{speed}" link_width="16"'))
+    assert found["gpu2", "cpu1"] == pytest.approx(gb_per_s * 1e9, rel=1e-4)
+
+
+def test_of_two_counts_of_nvlinks_the_larger_is_taken() -> None:
+    """GPU 0 says two, GPU 1 says six: six, with a message at the larger one."""
+    found = read(LINKED.replace('target="02" count="6"', 'target="02" count="2"'))
+    nvlinks = [link for link in found.spec.groups[0].node.links if link.kind == "nvlink"]
+    assert {link.bandwidth for link in nvlinks} == {6 * 25e9}
+    assert "line 4: gpu1 has 6 NVLinks to gpu0, but gpu0 has 2 back; the larger number is taken" in found.messages
+
+
 def test_nvlinks_to_a_switch_add_up() -> None:
     """Links to several NVSwitch chips are one switch of the sum."""
     text = LINKED.replace('<nvlink target="02" count="6"/>', '<nvlink target="f1" count="2" tclass="0x068000"/>' * 3)
@@ -101,6 +118,9 @@ def test_eight_sxm_boards_without_nvlink_elements_have_a_switch() -> None:
     text = f'<system version="1"><cpu numaid="0">{gpus}</cpu></system>'
     assert links(text)["gpu7", "nvswitch"] == 12 * 25e9
     assert any("have NVSwitches: assumed" in message for message in read(text).messages)
+    for other in (4, 16):  # sold with direct NVLinks, or not known as a board
+        more = "".join(f'<pci busid="{i:02x}" {GPU} {X16}/>' for i in range(other))
+        assert "nvswitch" not in {end for pair in links(text.replace(gpus, more)) for end in pair}
 
 
 @pytest.mark.parametrize("count", ["many", "-4", "0", "", "1.5", "65", "²"])

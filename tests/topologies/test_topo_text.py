@@ -82,6 +82,32 @@ def test_bridged_pairs_are_not_a_switch() -> None:
     assert all(cluster.link_kind[list(cluster.path(0, 2))] != "nvlink")
 
 
+@pytest.mark.parametrize(
+    ("gpus", "code", "model"),
+    [
+        (8, "NV18", "H100-SXM5-80GB"), (8, "NV12", "A100-SXM4-80GB"), (4, "NV4", "A100-SXM4-80GB"),
+        (2, "NV6", "V100-SXM2-32GB"), (2, "NV3", "V100-SXM2-32GB"), (2, "NV2", "A10-24GB"), (2, "PHB", "A10-24GB"),
+    ],
+)  # fmt: skip
+def test_the_nvlinks_of_one_gpu_tell_its_model(gpus: int, code: str, model: str) -> None:
+    """18, 12 and 6 are those of H100, A100 and V100; a switch shows a GPU's links once for each peer."""
+    assert node(table(star(gpus, code))).gpus[0].name == model
+
+
+def test_a_link_to_a_switch_is_half_a_hop() -> None:
+    """From GPU to GPU 0.6 us, over a switch as directly."""
+    for text, latency_s in ((EIGHT, 0.3e-6), (table(star(2, "NV4")), 0.6e-6)):
+        nvlinks = [link for link in node(text).links if link.kind == "nvlink"]
+        assert [link.latency_s for link in nvlinks] == pytest.approx([latency_s] * len(nvlinks))
+
+
+def test_a_switch_that_lacks_a_pair_is_told() -> None:
+    """NV18 to six of seven GPUs: neither a switch nor links between pairs."""
+    rows = star(8, "NV18")
+    rows[0][2], rows[1][1] = "PHB", "PHB"
+    assert any("fit neither a switch nor links between pairs" in message for message in read(table(rows)).messages)
+
+
 def test_few_links_to_all_peers_are_links_between_pairs() -> None:
     """NV4 to each of three GPUs is 12 in all, as many as an A100 has: no switch."""
     assert "nvswitch" not in node(table(star(4, "NV4"))).devices
@@ -120,6 +146,28 @@ def test_a_nic_far_from_every_gpu_is_a_storage_nic() -> None:
     found = read(table(TWO_NICS))
     assert "nic2" not in found.spec.groups[0].node.devices
     assert "NIC2: SYS to every GPU, taken as storage NICs and left out" in found.messages
+
+
+def test_a_nic_beside_no_gpu_is_spare_where_every_gpu_has_its_own() -> None:
+    """NODE to both GPUs, which have a NIC beside each: left out, and said so."""
+    rows = [
+        ["GPU0", "X", "NV4", "PIX", "NODE", "NODE"],
+        ["GPU1", "NV4", "X", "NODE", "PIX", "NODE"],
+        ["NIC0", "PIX", "NODE", "X", "NODE", "NODE"],
+        ["NIC1", "NODE", "PIX", "NODE", "X", "NODE"],
+        ["NIC2", "NODE", "NODE", "NODE", "NODE", "X"],
+    ]
+    found = read(table(rows))
+    assert "nic2" not in found.spec.groups[0].node.devices
+    assert "NIC2: beside no GPU while every GPU has a NIC of its own, left out" in found.messages
+
+
+def test_gpus_whose_socket_is_not_told_fill_the_last_socket_up() -> None:
+    """Four GPUs on the first socket, two on the second, two without a CPU list: the second takes them."""
+    found = read(table(star(8, "NV18"), [["0-55", "0"]] * 4 + [["56-111", "1"]] * 2))
+    assert neighbours(found.spec.groups[0].node, "gpu7") - {"nvswitch"} == {"cpu1"}
+    assert "cpu2" not in found.spec.groups[0].node.devices
+    assert "the socket of GPU6, GPU7 is not told; filled up in order, 4 GPUs a socket" in found.messages
 
 
 def test_sockets_follow_the_cpu_lists() -> None:
@@ -236,6 +284,11 @@ def test_a_row_with_lost_cells_in_doubt_is_refused_with_its_line() -> None:
     assert "line 5: row GPU3 lacks 2 of 8 codes" in refusal("\n".join(lines))
 
 
+def test_one_lost_cell_that_may_have_stood_in_two_places_is_refused() -> None:
+    """Of the only row one of two codes is left: it may be that of either column."""
+    assert "line 2: row GPU0 lacks 1 of 3 codes" in refusal("\tGPU0\tGPU1\tGPU2\tCPU Affinity\nGPU0\tX\tNV4\t0-3\n")
+
+
 def test_contradicting_rows_are_refused_with_both_lines() -> None:
     """The matrix is symmetric; where it is not, one of two rows is damaged."""
     broken = EIGHT.replace("GPU5\tNV18", "GPU5\tSYS", 1)
@@ -251,6 +304,13 @@ def test_a_cut_text_is_completed_with_a_message_for_each_assumption() -> None:
     assert "row GPU6 is cut" in text
     assert "rows of GPU7 are missing" in text
     assert "NV18 is assumed as to their neighbours: GPU6-GPU7" in text
+
+
+def test_two_gpus_without_rows_are_as_far_as_the_nearest_way_over_a_third() -> None:
+    """GPU2 is NODE and GPU3 SYS from both others: over either of them they are SYS apart."""
+    rows = [["GPU0", "X", "PIX", "NODE", "SYS"], ["GPU1", "PIX", "X", "NODE", "SYS"]]
+    text = table(rows).replace("\tGPU0\tGPU1\n", "\tGPU0\tGPU1\tGPU2\tGPU3\n")
+    assert "not stated, SYS is assumed as to their neighbours: GPU2-GPU3" in read(text).messages
 
 
 def test_a_regular_pattern_places_the_nics_of_missing_rows() -> None:
