@@ -40,13 +40,14 @@ class RankTimes:
 
     `start_s` of a collective is the moment from which the rank waits for nothing but the others: it was issued and the
     one before it on the same process group has ended; `end_s` is its true end. `host_s` is the host's time to issue the
-    operation, which on CPU ranks includes computing it. `sent_bytes` and `received_bytes` are what a collective moved
-    to and from other ranks, where the interpreter said so.
+    operation, which on CPU ranks includes computing it; for `cpu_s` of that its thread had a core. `sent_bytes` and
+    `received_bytes` are what a collective moved to and from other ranks, where the interpreter said so.
     """
 
     start_s: FloatArray
     end_s: FloatArray
     host_s: FloatArray
+    cpu_s: FloatArray
     sent_bytes: FloatArray
     received_bytes: FloatArray
 
@@ -58,6 +59,7 @@ class _Step:
         self.start: list[Mark] = [None] * ops
         self.end: list[Mark] = [None] * ops
         self.host_s = [float("nan")] * ops
+        self.cpu_s = [float("nan")] * ops
         self.sent = [float("nan")] * ops
         self.received = [float("nan")] * ops
 
@@ -102,11 +104,12 @@ class Recorder:
         """Record a Compute op around its work; enter it when everything the operation waits for is there."""
         step, name = self._steps[-1] if self._steps else None, self.program.ops[index].name
         self._progress.compute(index, name)
-        begun, start = time.perf_counter(), self._timer.mark()
+        cpu, begun, start = time.thread_time(), time.perf_counter(), self._timer.mark()
         yield
         if step is not None:  # before the first step the pipeline fills
             step.start[index], step.end[index] = start, self._timer.mark()
             step.host_s[index] = time.perf_counter() - begun
+            step.cpu_s[index] = time.thread_time() - cpu
         self._progress.passed(name)
 
     def collective(
@@ -121,9 +124,10 @@ class Recorder:
         op = self.program.ops[index]
         self._progress.issues(index, op.name)
         step = self._steps[-1] if self._steps else _Step(len(self.program.ops))
-        begun = time.perf_counter()
+        cpu, begun = time.thread_time(), time.perf_counter()
         work = issue()
         step.host_s[index] = time.perf_counter() - begun
+        step.cpu_s[index] = time.thread_time() - cpu
         step.start[index] = self._timer.mark()
         waitable = self._timer.on_end(work, op.stream, lambda mark: step.end.__setitem__(index, mark))
         step.sent[index] = float("nan") if sent_bytes is None else sent_bytes
@@ -141,6 +145,7 @@ class Recorder:
             start_s=self._in_line(start, end),
             end_s=end,
             host_s=np.array([step.host_s for step in steps]),
+            cpu_s=np.array([step.cpu_s for step in steps]),
             sent_bytes=np.array([step.sent for step in steps]),
             received_bytes=np.array([step.received for step in steps]),
         )

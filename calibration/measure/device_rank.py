@@ -18,7 +18,7 @@ from foreshard.calibration.launch.recorder import Recorder
 from foreshard.calibration.launch.session import Limits, Session
 from foreshard.calibration.launch.timers import timer_of
 from foreshard.calibration.launch.world import World
-from foreshard.calibration.measure.device_records import DeviceFile, DeviceSettings, WorkRecord, records_of
+from foreshard.calibration.measure.device_records import DeviceFile, DeviceSettings, WorkRecord, of_cores, records_of
 from foreshard.calibration.measure.device_workloads import drawn_scenarios
 from foreshard.calibration.runner.interpreter import StepRunner, run_program
 from foreshard.calibration.runner.stand_in import host_of
@@ -67,8 +67,10 @@ def _run(session: Session, world: World, prediction: Prediction, number: int, or
     session.progress.phase(f"job {number}")
     StepRunner(prediction, world, recorder).run(order.steps, order.warmup)
     times = recorder.times()
-    took = (times.end_s - times.start_s)[order.warmup :]
-    return list(records_of(number, program, world.rank, took, times.host_s[order.warmup :]))
+    took, host = times.end_s - times.start_s, times.host_s
+    if world.device.type == "cpu":
+        took = host = of_cores(host, times.cpu_s)
+    return list(records_of(number, program, world.rank, took[order.warmup :], host[order.warmup :]))
 
 
 if __name__ == "__main__":

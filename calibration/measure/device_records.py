@@ -16,7 +16,7 @@ from foreshard.simulator.job.work import WorkKind
 from foreshard.topologies.errors import InputError
 from foreshard.topologies.output import replaced
 
-__all__ = ["DeviceFile", "DeviceSettings", "WorkRecord", "records_of"]
+__all__ = ["DeviceFile", "DeviceSettings", "WorkRecord", "of_cores", "records_of"]
 
 FloatArray = NDArray[np.float64]
 
@@ -100,6 +100,16 @@ def records_of(
         works = _works(op.work, rank)
         if works and np.isfinite(times).all() and (times > 0).all():
             yield WorkRecord(job=job, op=op.name, works=works, times_s=tuple(times.tolist()))
+
+
+def of_cores(host_s: FloatArray, cpu_s: FloatArray) -> FloatArray:
+    """Return how long a CPU rank takes to compute or issue operations while all ranks share the cores, [steps, ops].
+
+    A thread that loses its core to another rank loses it in whole slices, in some operation or other: what each took
+    by the clock is chance. So it is the time that the thread had a core, times what all operations together took by
+    the clock over the time that they had a core.
+    """
+    return np.asarray(cpu_s * (np.nansum(host_s) / np.nansum(cpu_s)))
 
 
 def _works(work: Compute | Collective, rank: int) -> tuple[tuple[WorkKind, Mapping[str, float]], ...]:

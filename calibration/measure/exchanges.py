@@ -22,7 +22,10 @@ Start = Callable[[], "dist.Work"]
 
 
 def collective(kind: CollectiveKind, group: dist.ProcessGroup, nbytes: int, device: torch.device) -> Start:
-    """Return what starts a collective of nccl-tests' size `nbytes` on buffers of fp32; parts are equal."""
+    """Return what starts a collective of nccl-tests' size `nbytes` on buffers of fp32; parts are equal.
+
+    What comes in goes to new memory each time, as in a step.
+    """
     import torch.distributed as dist
 
     members = dist.get_world_size(group)
@@ -31,9 +34,9 @@ def collective(kind: CollectiveKind, group: dist.ProcessGroup, nbytes: int, devi
         case "all_reduce":
             return lambda: _work(dist.all_reduce(whole, group=group, async_op=True))
         case "reduce_scatter":
-            return reduce_scatter(part, whole, group).start
+            return lambda: reduce_scatter(_new(part), whole, group).start()
         case "all_gather":
-            return all_gather(whole, part, group).start
+            return lambda: all_gather(_new(whole), part, group).start()
         case "broadcast":
             root = dist.get_global_rank(group, 0)
             return lambda: _work(dist.broadcast(whole, src=root, group=group, async_op=True))
@@ -50,8 +53,8 @@ def all_to_all(group: dist.ProcessGroup, splits: NDArray[np.int64], device: torc
 
     own = dist.get_rank(group)
     out, into = splits[own].tolist(), splits[:, own].tolist()
-    sent, received = _ones(sum(out) * ELEMENT_BYTES, device), _ones(sum(into) * ELEMENT_BYTES, device)
-    return lambda: _work(dist.all_to_all_single(received, sent, into, out, group=group, async_op=True))
+    sent, like = _ones(sum(out) * ELEMENT_BYTES, device), _ones(sum(into) * ELEMENT_BYTES, device)
+    return lambda: _work(dist.all_to_all_single(_new(like), sent, into, out, group=group, async_op=True))
 
 
 def ping_pong(rank: int, ranks: tuple[int, int], nbytes: int, device: torch.device) -> Callable[[], None]:
@@ -72,6 +75,12 @@ def ping_pong(rank: int, ranks: tuple[int, int], nbytes: int, device: torch.devi
         dist.send(buffer, other)
 
     return first if rank == ranks[0] else second
+
+
+def _new(like: torch.Tensor) -> torch.Tensor:
+    import torch
+
+    return torch.empty_like(like)
 
 
 def _ones(nbytes: int, device: torch.device) -> torch.Tensor:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,10 +24,14 @@ from foreshard.calibration.measure.link_plan import (
     pairs_of,
     uneven_splits,
 )
-from foreshard.calibration.measure.link_records import LinkRecord, Wire
+from foreshard.calibration.measure.link_records import Beside, LinkRecord, Wire
+from foreshard.calibration.measure.own_work import OwnWork
 from foreshard.calibration.measure.samples import enough
 from foreshard.calibration.measure.wire import node_bytes
 from foreshard.simulator.job.program import CollectiveKind
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
 
 __all__ = ["LinkBench", "Task"]
 
@@ -37,6 +42,7 @@ Run = Callable[[Timer], Marks]  # runs once; the second mark comes when the end 
 
 _WARM_UPS = 2
 _FEW_RUNS = 3  # of what takes seconds
+_MOST_BESIDE = 10  # runs beside work, which take long
 _BATCHES = 4  # in which a point is measured at least, so that it can end early
 _COUNTED_BYTES = 1 << 20  # from here on all else on the interfaces is below 1 % of what is counted
 _UNEVEN_BYTES = (1 << 20, 1 << 23)
@@ -51,6 +57,7 @@ class Task:
     groups: tuple[IntArray, ...]
     prepare: Callable[[], Run]
     counted: bool = False  # whether one run is to be counted on the interfaces
+    beside: Callable[[OwnWork], Run] | None = None  # what prepares runs beside work
 
 
 class LinkBench:
@@ -62,6 +69,7 @@ class LinkBench:
         self._node_of = node_of
         self._plan = plan
         self._offset_s = common_offset(world).offset_s
+        self._work = OwnWork(self._meet) if world.device.type == "cpu" else None
 
     def curves(self) -> Iterator[list[Task]]:
         """What there is to measure: tasks of rising size that may end early, one list after the other."""
@@ -80,16 +88,18 @@ class LinkBench:
                 _record(shape, kind, nbytes),
                 label,
                 shape.groups.members,
-                self._even(shape, kind, nbytes),
+                lambda kind=kind, nbytes=nbytes: self._even(shape, kind, nbytes),
                 nbytes == counted,
+                lambda work, kind=kind, nbytes=nbytes: self._even(shape, kind, nbytes, work),
             )
 
-    def _even(self, shape: GroupShape, kind: CollectiveKind, nbytes: int) -> Callable[[], Run]:
+    def _even(self, shape: GroupShape, kind: CollectiveKind, nbytes: int, beside: OwnWork | None = None) -> Run:
         # gloo's reduce_scatter copies its input while it is issued: that belongs to what it takes.
         own = kind == "reduce_scatter" and self._world.backend == "gloo"
-        return lambda: _async_run(
-            collective(kind, self._world.group(shape.groups), nbytes, self._world.device), from_issue=own
-        )
+        start = collective(kind, self._world.group(shape.groups), nbytes, self._world.device)
+        if beside is None:
+            return _async_run(start, from_issue=own)
+        return _working_run(start, beside, self._world.control, from_issue=own)
 
     def _uneven(self, shape: GroupShape, pattern: str) -> Iterator[Task]:
         for nbytes in _UNEVEN_BYTES:
@@ -130,7 +140,18 @@ class LinkBench:
         while len(times) < least or (len(times) < plan.most_runs and sum(times) < plan.point_s and not enough(times)):
             times += (share * self._times(task, run, min(batch, plan.most_runs - len(times)))).tolist()
         wire = self._count(task, run) if task.counted else None
-        return replace(task.record, times_s=tuple(round(taken, 9) for taken in times), wire=wire)
+        work, beside = self._work, None
+        if task.beside is not None and work is not None:
+            beside = self._beside(task, task.beside(work), work)
+        return replace(task.record, times_s=_rounded(times), wire=wire, beside=beside)
+
+    def _beside(self, task: Task, run: Run, work: OwnWork) -> Beside:
+        """Seconds of runs beside work of all ranks: for about the time of a point, at most ten."""
+        times = list[float]()
+        while len(times) < _FEW_RUNS or (len(times) < _MOST_BESIDE and sum(times) < self._plan.point_s):
+            times += self._times(task, run, 1).tolist()
+        worked_s, alone_s = np.sum(self._world.everyones(work.counted()), axis=0).tolist()
+        return Beside(times_s=_rounded(times), worked_s=worked_s, alone_s=alone_s)
 
     def too_long(self, last: LinkRecord, nbytes: int) -> bool:
         """Whether a run of `nbytes` is to take longer than the plan allows, by the last size of its curve."""
@@ -198,6 +219,31 @@ def _async_run(start: Start, *, from_issue: bool = False) -> Run:
         return issued, ended
 
     return run
+
+
+def _working_run(start: Start, work: OwnWork, control: ProcessGroup, *, from_issue: bool) -> Run:
+    """A collective beside work, which goes on until it has ended on all ranks, and counts until it has on this one."""
+    import torch.distributed as dist
+
+    def run(timer: Timer) -> Marks:
+        before = timer.mark()
+        issue = start()
+        issued = before if from_issue else timer.mark()
+        ended: list[Mark] = []
+        waitable = timer.on_end(issue, "comm", ended.append)
+        work.beside(lambda: bool(ended))
+        waitable.wait()
+        all_ended = dist.barrier(group=control, async_op=True)
+        assert all_ended is not None
+        work.until(all_ended.is_completed)
+        all_ended.wait()
+        return issued, ended
+
+    return run
+
+
+def _rounded(times_s: Sequence[float]) -> tuple[float, ...]:
+    return tuple(round(taken, 9) for taken in times_s)
 
 
 def _plain_run(go: Callable[[], None]) -> Run:

@@ -10,7 +10,7 @@ from foreshard.calibration.measure.link_model import gloo_constants
 from foreshard.calibration.measure.link_records import LinkRecord, Settings
 from foreshard.calibration.measure.machine import profile_of
 from foreshard.calibration.measure.samples import OUTLIER_RULE, point_of
-from foreshard.simulator.measured.profile import CollectiveCurve, PairCurve, Profile, SizePoint
+from foreshard.simulator.measured.profile import BesidePoint, CollectiveCurve, PairCurve, Profile, SizePoint
 
 __all__ = ["link_profile"]
 
@@ -52,12 +52,21 @@ def _points(records: Sequence[LinkRecord]) -> tuple[SizePoint, ...]:
 def _curve(records: Sequence[LinkRecord]) -> CollectiveCurve:
     first = records[0]
     assert first.kind != "send_recv"
+    beside = [record.beside for record in records if record.beside is not None]
+    # How work suffers hardly depends on the size: all sizes together tell it best.
+    worked_s, alone_s = sum(one.worked_s for one in beside), sum(one.alone_s for one in beside)
+    slows = max(1.0, worked_s / alone_s) if beside else 1.0
     return CollectiveCurve(
         kind=first.kind,
         ranks_per_node=first.ranks_per_node,
         groups=first.groups,
         groups_per_node=first.groups_per_node,
         points=_points(records),
+        beside=tuple(
+            BesidePoint(nbytes=record.nbytes, slows=slows, **asdict(point_of(record.beside.times_s)))
+            for record in records
+            if record.beside is not None
+        ),
     )
 
 

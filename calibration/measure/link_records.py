@@ -14,7 +14,7 @@ from foreshard.simulator.job.program import CollectiveKind
 from foreshard.topologies.errors import InputError
 from foreshard.topologies.output import replaced
 
-__all__ = ["LinkRecord", "RecordFile", "Settings", "Wire"]
+__all__ = ["Beside", "LinkRecord", "RecordFile", "Settings", "Wire"]
 
 Measured = CollectiveKind | Literal["send_recv"]
 
@@ -29,11 +29,20 @@ class Wire:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Beside:
+    """Seconds of every run while all ranks compute; how long all their work took, and would have taken without it."""
+
+    times_s: tuple[float, ...]
+    worked_s: float
+    alone_s: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class LinkRecord:
     """One measured point: seconds of every run of a collective of `nbytes` over groups of a shape.
 
     `pattern` is set for an uneven all_to_all. A send_recv has the two ranks in `ranks`, and half of a ping-pong's time.
-    `wire` is what one run put on the interfaces, where that was counted.
+    `wire` is what one run put on the interfaces, where that was counted; `beside` how it is beside work, on CPUs.
     """
 
     kind: Measured
@@ -45,6 +54,7 @@ class LinkRecord:
     pattern: str = ""
     ranks: tuple[int, ...] = ()
     wire: Wire | None = None
+    beside: Beside | None = None
 
     @property
     def key(self) -> tuple[Any, ...]:

@@ -49,7 +49,7 @@ def link_text(settings: Settings, records: Sequence[LinkRecord], profile: Profil
     """Return all tables: one a curve, the fits, bytes on interfaces beside the model's, uneven all_to_alls."""
     curves = _curves(profile)
     uneven = [record for record in records if record.pattern]
-    parts = [*map(_curve_table, curves), _fit_table(curves)]
+    parts = [*map(_curve_table, curves), _fit_table(curves), _beside_table(profile.collectives)]
     parts += [_wire_table(settings, [record for record in records if record.wire is not None])]
     parts += [_uneven_table(settings, uneven, profile, seed)] if uneven else []
     parts += ["\n".join(f"{it.name} = {it.value * 1e6:.1f} us, {it.source}" for it in profile.constants)]
@@ -99,6 +99,22 @@ def _fit_cells(curve: Curve) -> list[str]:
     return [_title(curve), f"{fit.latency_s * 1e6:.1f}", f"{rate:.4f}", *off]
 
 
+def _beside_table(curves: Sequence[CollectiveCurve]) -> str:
+    """How collectives and work of all ranks slow each other down, where they share cores."""
+    header = ["beside work of all ranks", "size (B)", "time (us)", "alone", "times as long", "work takes times as long"]
+    body = [
+        [
+            _title(curve), f"{beside.nbytes:.0f}", f"{beside.expected_s * 1e6:.1f}", f"{alone.expected_s * 1e6:.1f}",
+            f"{beside.expected_s / alone.expected_s:.1f}", f"{beside.slows:.2f}",
+        ]
+        for curve in curves
+        for alone in curve.points
+        for beside in curve.beside
+        if alone.nbytes == beside.nbytes
+    ]  # fmt: skip
+    return tabulate(body, headers=header, disable_numparse=True) if body else ""
+
+
 def _wire_table(settings: Settings, counted: Sequence[LinkRecord]) -> str:
     """What the busiest node sent, received and looped over the size, counted and as the model has it."""
     header = ["bytes on interfaces over the size", "sent", "model", "received", "model", "looped", "model", ""]
@@ -128,7 +144,7 @@ def _uneven_table(settings: Settings, uneven: Sequence[LinkRecord], profile: Pro
 
 def _uneven_rows(settings: Settings, uneven: Sequence[LinkRecord], profile: Profile, seed: int) -> Iterator[list[str]]:
     for record in uneven:
-        measured = point_of(record.times_s).median_s
+        measured = point_of(record.times_s).expected_s
         predicted = predicted_uneven_s(settings, record, profile, seed)
         said = ["", ""] if predicted is None else [f"{predicted * 1e6:.1f}", f"{predicted / measured - 1:+.1%}"]
         yield [_record_title(record), record.pattern, str(record.nbytes), f"{measured * 1e6:.1f}", *said]

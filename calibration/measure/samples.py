@@ -19,7 +19,7 @@ _NEAR = log(1.2)  # runs within 20 % of the median are no outliers, however stil
 _PRECISE = 0.01
 OUTLIER_RULE = (
     "outliers lie further from the median of logarithms than 5 x 1.4826 x their median absolute deviation, and than "
-    "20 %; they are counted and left out of the median and the deciles"
+    "20 %; they are counted and left out of all else"
 )
 
 
@@ -31,11 +31,14 @@ def kept(times_s: ArrayLike) -> NDArray[np.bool_]:
 
 
 def point_of(times_s: ArrayLike) -> Point:
-    """Return the median and the deciles in seconds of times [runs], without the outliers, which are counted."""
+    """Return median, deciles and mean in seconds of times [runs], without the outliers, which are counted."""
     times = np.asarray(times_s, dtype=np.float64)
     near = kept(times)
     low, median, high = np.quantile(times[near], [0.1, 0.5, 0.9]).tolist()
-    return Point(median_s=median, low_s=low, high_s=high, runs=len(times), outliers=int(len(times) - near.sum()))
+    outliers = int(len(times) - near.sum())
+    return Point(
+        median_s=median, low_s=low, high_s=high, mean_s=float(times[near].mean()), runs=len(times), outliers=outliers
+    )
 
 
 def enough(times_s: ArrayLike) -> bool:

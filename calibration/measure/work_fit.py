@@ -6,6 +6,7 @@ Kinds that some operation does together are fitted together: its time is the sum
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import asdict
 from itertools import groupby
 
 import networkx as nx
@@ -29,8 +30,8 @@ _TINY = 1e-12
 def fit_work(records: Iterable[WorkRecord]) -> tuple[WorkFit, ...]:
     """Return a fit for every kind of work that was measured, in the order of WORK_KINDS.
 
-    The point of an operation is the median over the ranks of their medians: ranks that work at the same time share
-    what the machine has, and a step waits for all.
+    The point of an operation is the mean over the steps of the rank in the middle: ranks that work at the same time
+    share what the machine has, and a step waits for all.
     """
     kept = [record for record in records if record.works]
     together = nx.Graph()
@@ -50,7 +51,7 @@ def _fit(kinds: Sequence[WorkKind], records: Sequence[WorkRecord]) -> list[WorkF
     columns = [(kind, name) for kind in kinds for name in FEATURES[kind]]
     rows, points = zip(*map(_point, _by_operation(records)), strict=True)
     counts = np.array([[row.get(column, 0.0) for column in columns] for row in rows])
-    measured = np.array([point.median_s for point in points])
+    measured = np.array([point.expected_s for point in points])
     used = np.flatnonzero(counts.any(axis=0))
     slopes = np.zeros(len(columns))
     slopes[used] = _slopes(counts[:, used], measured)
@@ -109,8 +110,7 @@ def _of_kind(
         residuals=tuple(np.quantile(logs[rows], QUANTILES).tolist()),
         points=tuple(
             WorkPoint(
-                counts=tuple(counts[row, kept].tolist()), median_s=points[row].median_s, low_s=points[row].low_s,
-                high_s=points[row].high_s, runs=points[row].runs, outliers=points[row].outliers,
+                counts=tuple(counts[row, kept].tolist()), **asdict(points[row]),
             )
             for row in rows.tolist()
         ),

@@ -30,6 +30,7 @@ from foreshard.calibration.validation.cases import SEED, cases_of
 from foreshard.calibration.validation.rank import Order
 from foreshard.calibration.validation.records import Outcome, stage_times
 from foreshard.calibration.validation.validate_text import plot_outcomes, validation_dict, validation_text
+from foreshard.simulator.job.program import CollectiveKind
 from foreshard.simulator.results.drawing import check_plot
 from foreshard.simulator.results.planner_comparison import machine_topology
 from foreshard.simulator.step.prediction import Prediction
@@ -40,7 +41,10 @@ from foreshard.topologies.output import make_folder, replaced, write_text
 __all__ = ["beds_of", "estimate_s", "folder_of", "validate"]
 
 _BEDS = "2x2@500 Mbit/s,2x2@200 Mbit/s,4x1@500 Mbit/s,2x1@500 Mbit/s"
-_LINKS = LinkPlan(smallest=1 << 10, largest=8 << 20, factor=4, point_s=0.5, longest_run_s=1.5)
+_KINDS: tuple[CollectiveKind, ...] = ("all_to_all", "all_reduce", "reduce_scatter", "all_gather")
+_LINKS = LinkPlan(
+    kinds=_KINDS, smallest=4 << 10, largest=8 << 20, factor=2, point_s=0.25, most_runs=60, longest_run_s=1.5
+)
 
 
 @click.command()

@@ -61,14 +61,14 @@ class Coflows:
 
     A coflow takes `size` of its busiest link in all and `remaining` more at its present `rate`, since `since`; it ends
     at `end`. For each unit of that it takes `usage` of each of its links and moves `per_unit` bytes over it. `ceiling`
-    limits its rate; `component` tells with whom it is connected by shared links.
+    times `pace` limits its rate; `component` tells with whom it is connected by shared links.
     """
 
     def __init__(self) -> None:
         self.keys: list[Hashable] = []
         self._slots = _Table(
-            size=float, ceiling=float, remaining=float, rate=float, since=float, end=float, component=int, first=int,
-            entries=int, alive=bool,
+            size=float, ceiling=float, pace=float, remaining=float, rate=float, since=float, end=float, component=int,
+            first=int, entries=int, alive=bool,
         )  # fmt: skip
         self._entries = _Table(link=int, usage=float, per_unit=float)
 
@@ -93,10 +93,14 @@ class Coflows:
         first = self._entries.length + np.cumsum(counts) - counts
         self._entries.extend(len(links), link=links, usage=taken / unit, per_unit=nbytes / unit)
         self._slots.extend(
-            len(size), size=size, ceiling=ceiling, remaining=size, rate=0.0, since=now, end=np.inf, component=-1,
-            first=first, entries=counts, alive=True,
+            len(size), size=size, ceiling=ceiling, pace=1.0, remaining=size, rate=0.0, since=now, end=np.inf,
+            component=-1, first=first, entries=counts, alive=True,
         )  # fmt: skip
         self.keys.extend(keys)
+
+    def slot(self, key: Hashable) -> int | None:
+        """Where a coflow in flight is; None if none has this key."""
+        return next((slot for slot in self.alive.tolist() if self.keys[slot] == key), None)
 
     def entries(self, slots: IntArray) -> tuple[IntArray, IntArray, FloatArray, FloatArray]:
         """(Position in `slots`, link, usage, bytes per unit) of every entry of some coflows, slot by slot."""

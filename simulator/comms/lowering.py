@@ -43,6 +43,8 @@ class Lowered:
     """One group's collective: its algorithm, phases one after the other, and the bound with the link that sets it.
 
     `peers` is the most peers in other nodes that a member of an all-to-all posts to; 0 for what has none or hides them.
+    Where ranks share cores with what carries their collectives, it takes `beside` times as long while all of them
+    compute, and their work takes `slows` times as long while it runs.
     """
 
     algorithm: str
@@ -50,6 +52,8 @@ class Lowered:
     bound_s: float
     bottleneck: str
     peers: int = 0
+    beside: float = 1.0
+    slows: float = 1.0
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -4,6 +4,9 @@ A collective of a measured kind and shape waits for the curve's latency and then
 rest of the measured time T. Bytes are those of the model (see `collectives`); where the links, as they are stated to
 be, would not carry them in that time, the measurement is right and they take up less of the links.
 
+Where collectives were measured beside work too, the engine slows them down while ranks compute: latency and bytes then
+are one transfer (see `step.shared_cores`).
+
 How many groups run at once matters: if a curve of as many groups of this shape was measured, T is its time, and what
 the groups together put on a link fits into it; else T is the time of one group alone and groups share links. An
 all_to_all whose parts differ takes the curve at the size S of the uniform one that keeps the busiest link as long:
@@ -25,7 +28,7 @@ from foreshard.simulator.comms.lowering import Lowered, Phase
 from foreshard.simulator.comms.single import uniform_collective
 from foreshard.simulator.comms.symmetry import Template, template_of
 from foreshard.simulator.job.program import Collective, CollectiveKind
-from foreshard.simulator.measured.curves import Curve
+from foreshard.simulator.measured.curves import Beside, Curve
 from foreshard.simulator.measured.profile import CollectiveCurve, Profile
 from foreshard.topologies.cluster import Cluster
 
@@ -66,6 +69,15 @@ class Timed:
     curve: Curve
     nbytes: float
     seconds: float
+    beside: Beside | None = None
+
+    @property
+    def slowed(self) -> tuple[float, float]:
+        """How many times as long it takes beside work of all ranks, and that work beside it; 1 if not measured."""
+        if self.beside is None:
+            return 1.0, 1.0
+        nbytes = max(self.nbytes, self.curve.range_bytes[0])
+        return max(1.0, self.beside.seconds(nbytes) / self.curve.seconds(nbytes)), self.beside.slows(nbytes)
 
     @property
     def spread(self) -> tuple[float, float]:
@@ -91,6 +103,7 @@ class MeasuredCollectives:
 
     def __init__(self, profile: Profile) -> None:
         self._curves = {_key(curve): Curve(curve.points) for curve in profile.collectives}
+        self._beside = {_key(curve): Beside(curve.beside) for curve in profile.collectives if curve.beside}
         self._known: dict[Collective, tuple[tuple[Lowered, ...], tuple[Timed | None, ...]]] = {}
         self._unit_s: dict[Template, float] = {}  # busiest link of a uniform all_to_all of 1 byte
 
@@ -98,6 +111,11 @@ class MeasuredCollectives:
     def curves(self) -> tuple[CurveKey, ...]:
         """What was measured."""
         return tuple(self._curves)
+
+    @property
+    def beside_work(self) -> bool:
+        """Whether collectives were measured beside work as well."""
+        return bool(self._beside)
 
     def lower(self, cluster: Cluster, collective: Collective) -> tuple[Lowered, ...]:
         """Return what each group puts on the links, with measured times where the profile has them."""
@@ -148,7 +166,8 @@ class MeasuredCollectives:
         if curve is None:
             return None
         nbytes = self._size(cluster, collective, group, modelled)
-        return Timed(key, curve, nbytes, curve.seconds(nbytes) if nbytes > 0 else curve.latency_s)
+        seconds = curve.seconds(nbytes) if nbytes > 0 else curve.latency_s
+        return Timed(key, curve, nbytes, seconds, self._beside.get(key))
 
     def _size(self, cluster: Cluster, collective: Collective, group: int, modelled: Lowered) -> float:
         """The size at which the curve is read, in nccl-tests' definition."""
@@ -186,14 +205,19 @@ def _together(cluster: Cluster, modelled: Sequence[Lowered], times: Sequence[Tim
 
 def _measured(cluster: Cluster, modelled: Lowered, timed: Timed, together_s: float | None) -> Lowered:
     """The group's bytes in the measured time; `together_s` is what all groups keep the busiest link, None if alone."""
-    waits = min(timed.curve.latency_s, timed.seconds)
+    # Beside work its latency is slowed as well, which the engine does to transfers only.
+    waits = min(timed.curve.latency_s, timed.seconds) if timed.beside is None else 0.0
     transfer_s = timed.seconds - waits
     links, nbytes = _bytes(modelled.phases)
     stated_s = together_s if together_s is not None else float((nbytes / cluster.link_usable[links]).max(initial=0.0))
     if transfer_s <= 0:
         links, nbytes = links[:0], nbytes[:0]
     phase = Phase(waits, links, nbytes, transfer_s, min(1.0, transfer_s / stated_s) if stated_s > 0 else 1.0)
-    return replace(modelled, algorithm="measured", phases=(phase,), bound_s=min(modelled.bound_s, timed.seconds))
+    beside, slows = timed.slowed
+    return replace(
+        modelled, algorithm="measured", phases=(phase,), bound_s=min(modelled.bound_s, timed.seconds), beside=beside,
+        slows=slows,
+    )  # fmt: skip
 
 
 def _bytes(phases: Sequence[Phase]) -> tuple[IntArray, FloatArray]:

@@ -74,6 +74,7 @@ class Network:
         self._coflows = Coflows()
         self._component_of_link = np.full(len(self.capacity), -1, dtype=np.int64)
         self._components = 0
+        self._paces: dict[Hashable, float] = {}
         self._started: list[_Waiting] = []
         self._disturbed: list[IntArray] = []
         self._finished_bytes = np.zeros(len(self.capacity))
@@ -102,6 +103,15 @@ class Network:
     def start_all(self, keys: Sequence[Hashable], bundle: Bundle) -> None:
         """Start one coflow for each group of a bundle now, as `start` does; its latencies have passed."""
         self._wait(keys, bundle.first, bundle.links, bundle.nbytes, bundle.stretch, bundle.floor_s)
+
+    def pace(self, key: Hashable, pace: float) -> None:
+        """Let a coflow, in flight or started later, go at most at `pace` times the rate that `floor_s` allows."""
+        self._paces[key] = pace
+        slot = self._coflows.slot(key)
+        if slot is not None:
+            self._coflows["pace"][slot] = pace
+            self._disturbed.append(self._coflows["component"][[slot]])
+            self._request_solve()
 
     @property
     def active(self) -> tuple[Hashable, ...]:
@@ -173,6 +183,8 @@ class Network:
         for new in self._started:
             self._coflows.add(new.keys, new.counts, new.links, new.taken, new.nbytes, new.floor_s, self.env.now)
             touched[self._component_of_link[new.links]] = True
+        if self._paces:
+            self._coflows["pace"][before:] = [self._paces.get(key, 1.0) for key in self._coflows.keys[before:]]
         self._started, self._disturbed = [], []
         affected = self._coflows["alive"] & touched[self._coflows["component"]]
         affected[before:] = True
@@ -182,7 +194,8 @@ class Network:
 
     def _share(self, slots: IntArray) -> None:
         owner, link, usage, _ = self._coflows.entries(slots)
-        rates = max_min_rates(self.capacity, owner, link, usage, self._coflows["ceiling"][slots])
+        ceiling = self._coflows["ceiling"][slots] * self._coflows["pace"][slots]
+        rates = max_min_rates(self.capacity, owner, link, usage, ceiling)
         components = self._components + _connected(owner, link, len(slots), len(self.capacity))
         self._components = int(components.max()) + 1
         self._component_of_link[link] = components[owner]

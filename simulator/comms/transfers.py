@@ -43,6 +43,11 @@ class Transfers:
         return self._begun + self._network.events
 
     @property
+    def now(self) -> float:
+        """Seconds since the simulation began."""
+        return float(self._env.now)
+
+    @property
     def link_bytes(self) -> FloatArray:
         """Bytes each link has carried so far, [links]."""
         return self._network.link_bytes
@@ -54,6 +59,11 @@ class Transfers:
         """
         self._phases[owner] = phases
         return self._advance((owner, 0), groups, times)
+
+    def pace(self, owner: Hashable, group: int, pace: float) -> None:
+        """Let all phases of an owner's group, whether begun or not, go at most at `pace` times their floors' rate."""
+        for phase in range(len(self._phases[owner])):
+            self._network.pace(((owner, phase), group), pace)
 
     def at(self, time_s: float, action: Callable[[], None]) -> None:
         """Call `action` at a time that is not in the past."""

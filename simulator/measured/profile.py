@@ -18,6 +18,7 @@ from foreshard.simulator.job.work import WorkKind
 
 __all__ = [
     "QUANTILES",
+    "BesidePoint",
     "CollectiveCurve",
     "Noise",
     "PairCurve",
@@ -51,7 +52,7 @@ class Provenance:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Point:
-    """Seconds of `runs` repetitions: median, 10 % and 90 % quantile.
+    """Seconds of `runs` repetitions: median, 10 % and 90 % quantile, and the mean, 0 where that is not known.
 
     `outliers` of the runs lie so far off that they count for nothing else (the writer says in a note how far).
     """
@@ -59,8 +60,14 @@ class Point:
     median_s: Seconds
     low_s: Seconds
     high_s: Seconds
+    mean_s: Annotated[float, Ge(0)] = 0.0
     runs: Annotated[int, Ge(1)] = 1
     outliers: Count = 0
+
+    @property
+    def expected_s(self) -> float:
+        """What a run adds to a sum of many: the mean, or the median where that is all there is."""
+        return self.mean_s or self.median_s
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -68,6 +75,13 @@ class SizePoint(Point):
     """What a collective or a transfer of `nbytes` takes, in nccl-tests' definition of size."""
 
     nbytes: Annotated[float, Gt(0)]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BesidePoint(SizePoint):
+    """What a collective takes while all ranks compute, and how many times as long their work takes beside it."""
+
+    slows: Annotated[float, Ge(1)] = 1.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -84,7 +98,8 @@ class CollectiveCurve:
     `ranks_per_node`: how many ranks of a group lie in each node, the largest first, as (2, 2). `groups` of this shape
     ran at once, at most `groups_per_node` of them with ranks in the same node. Sizes are those of nccl-tests (see
     job.program.Collective); an all_to_all's is the whole send buffer of a rank, all parts equal, its own included.
-    `points` are in order of size.
+    `points` are in order of size, and so are those of `beside`, measured while all ranks computed; empty where ranks do
+    not share cores with what carries their collectives.
     """
 
     kind: CollectiveKind
@@ -92,6 +107,7 @@ class CollectiveCurve:
     groups: Annotated[int, Ge(1)] = 1
     groups_per_node: Annotated[int, Ge(1)] = 1
     points: tuple[SizePoint, ...]
+    beside: tuple[BesidePoint, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

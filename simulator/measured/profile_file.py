@@ -128,24 +128,26 @@ def _curve_problems(curve: CollectiveCurve) -> Iterator[str]:
     if curve.groups_per_node > curve.groups:
         yield f"groups_per_node = {curve.groups_per_node}: expected at most groups = {curve.groups}"
     yield from _size_problems(curve.points)
+    if curve.beside:
+        yield from _size_problems(curve.beside, "beside")
 
 
-def _size_problems(points: Sequence[SizePoint]) -> Iterator[str]:
+def _size_problems(points: Sequence[SizePoint], name: str = "points") -> Iterator[str]:
     if not points:
-        yield "points is empty: give at least one"
+        yield f"{name} is empty: give at least one"
     for index, (before, after) in enumerate(pairwise(points), start=1):
         if after.nbytes <= before.nbytes:
-            yield f"points[{index}].nbytes = {after.nbytes:g}: expected more than {before.nbytes:g} before it"
-    yield from _point_problems(points)
+            yield f"{name}[{index}].nbytes = {after.nbytes:g}: expected more than {before.nbytes:g} before it"
+    yield from _point_problems(points, name)
 
 
-def _point_problems(points: Sequence[Point]) -> Iterator[str]:
+def _point_problems(points: Sequence[Point], name: str = "points") -> Iterator[str]:
     for index, point in enumerate(points):
         if not point.low_s <= point.median_s <= point.high_s:
             times = f"{point.low_s:g}, {point.median_s:g}, {point.high_s:g}"
-            yield f"points[{index}]: low_s, median_s and high_s = {times}: expected none less than the one before"
+            yield f"{name}[{index}]: low_s, median_s and high_s = {times}: expected none less than the one before"
         if point.outliers >= point.runs:
-            yield f"points[{index}].outliers = {point.outliers}: expected fewer than runs = {point.runs}"
+            yield f"{name}[{index}].outliers = {point.outliers}: expected fewer than runs = {point.runs}"
 
 
 def _fit_problems(fit: WorkFit) -> Iterator[str]:

@@ -22,6 +22,7 @@ from foreshard.simulator.comms.collectives import Lowered, LoweredGroups, lower
 from foreshard.simulator.comms.transfers import Done, Transfers
 from foreshard.simulator.job.program import Collective, Compute, Dep, Op, StepProgram
 from foreshard.simulator.step.host_copies import CopiesInFlight, HostCopies
+from foreshard.simulator.step.shared_cores import SharedCores
 from foreshard.topologies.cluster import Cluster
 from foreshard.topologies.errors import DeadlockError, InputError
 
@@ -52,9 +53,15 @@ class Timeline:
 
 
 class Engine:
-    """One simulation of `steps` successive steps of a program on a cluster."""
+    """One simulation of `steps` successive steps of a program on a cluster.
 
-    def __init__(self, program: StepProgram, cluster: Cluster, steps: int, lowering: Lowering = lower) -> None:
+    `shares_cores` says that ranks compute on the cores that carry their collectives (see `SharedCores`).
+    """
+
+    def __init__(
+        self, program: StepProgram, cluster: Cluster, steps: int, lowering: Lowering = lower, *,
+        shares_cores: bool = False,
+    ) -> None:  # fmt: skip
         self._program = program
         self._cluster = cluster
         self._steps = steps
@@ -84,6 +91,7 @@ class Engine:
         self._todo: deque[Callable[[], None]] = deque()
         self._env = simpy.Environment()
         self._transfers = Transfers(self._env, cluster.link_usable, self._finished)
+        self._cores = SharedCores(cluster, self._transfers, self._computed) if shares_cores else None
         self._connect()
 
     # -- the graph ---------------------------------------------------------------------------------------------
@@ -183,8 +191,16 @@ class Engine:
             ranks, times = ranks[~moving], times[~moving]
         if work.copies:
             self._copied_s[node][ranks] = times - self._begun[node, ranks]
+        if self._cores is not None and len(ranks):
+            self._cores.begin(node, ranks, times, work.seconds[ranks])
+            return
         ends = np.maximum(times + work.seconds[ranks], self._issued[node, ranks])
         self._todo.append(partial(self._complete, node, ranks, ends))
+
+    def _computed(self, node: int, ranks: IntArray) -> None:
+        """`ranks` have computed an operation now, on cores that they share."""
+        self._complete(node, ranks, np.full(len(ranks), self._env.now))
+        self._drain()
 
     def _begin_copies(self, at: float) -> None:
         for copies in self._copies.begin(at):
@@ -223,6 +239,11 @@ class Engine:
         if len(idle):  # nothing to move, as in a group of one rank
             ranks = work.groups.ranks_of(idle)
             self._todo.append(partial(self._complete, node, ranks, self._begun[node, ranks]))
+        if self._cores is not None:
+            for group, at in zip(full.tolist(), begun.tolist(), strict=True):
+                if group not in idle:
+                    members = work.groups.members[group]
+                    self._cores.collective(node, group, at, self._lower(node)[group], members)
 
     def _lower(self, node: int) -> LoweredGroups:
         index = node % len(self._ops)
@@ -248,6 +269,8 @@ class Engine:
                 work = self._ops[owner % len(self._ops)].work
                 assert isinstance(work, Collective)
                 ranks = work.groups.ranks_of(groups)
+                if self._cores is not None:
+                    self._cores.ended(owner, groups)
                 self._todo.append(partial(self._complete, owner, ranks, np.full(len(ranks), self._env.now)))
         self._drain()
 

@@ -216,7 +216,12 @@ class Prediction:
     def simulated(self, sync: Sync | None) -> StepTrace:
         """Simulate the step with replicas synchronised by `sync`, with collectives as the profile measured them."""
         lowering = lower if self.measured is None else self.measured.lower
-        return simulate_program(self.program(sync), self.cluster, lowering)
+        return simulate_program(self.program(sync), self.cluster, lowering, shares_cores=self._shares_cores)
+
+    @property
+    def _shares_cores(self) -> bool:
+        """Whether it was measured how ranks and the threads that carry their collectives slow each other down."""
+        return self.cluster.on_cpu and self.measured is not None and self.measured.beside_work
 
     @cached_property
     def drawn(self) -> tuple[DrawnStep, ...]:
@@ -234,7 +239,7 @@ class Prediction:
 
     def _drawn(self, draw: Draw, programs: Mapping[Sync | None, StepProgram]) -> DrawnStep:
         traces = {
-            sync: simulate_program(draw.program(program), self.cluster, draw.lower)
+            sync: simulate_program(draw.program(program), self.cluster, draw.lower, shares_cores=self._shares_cores)
             for sync, program in programs.items()
         }
         return DrawnStep(trace=traces[self.shown_sync], step_time_s=self._mean_step_s(traces))
@@ -291,7 +296,9 @@ def simulate(scenario: Scenario) -> StepTrace:
     return Prediction(scenario).trace
 
 
-def simulate_program(program: StepProgram, cluster: Cluster, lowering: Lowering = lower) -> StepTrace:
+def simulate_program(
+    program: StepProgram, cluster: Cluster, lowering: Lowering = lower, *, shares_cores: bool = False
+) -> StepTrace:
     """Run the program past its warm-up and return its steady-state step, seconds from the step's start.
 
     The step time is the distance between the ends of the last compute operation, on the slowest rank, of two
@@ -300,7 +307,7 @@ def simulate_program(program: StepProgram, cluster: Cluster, lowering: Lowering 
     if cluster.on_cpu:
         program = inlined(program)
     steps = program.warmup_steps + 1
-    engine = Engine(program, cluster, steps, lowering)
+    engine = Engine(program, cluster, steps, lowering, shares_cores=shares_cores)
     timeline = engine.run()
     marks = timeline.end[:, _last_compute(program)].max(axis=1)
     origin, idle = marks[-2], np.zeros(program.world_size)
@@ -310,7 +317,9 @@ def simulate_program(program: StepProgram, cluster: Cluster, lowering: Lowering 
         start_s=timeline.start[-1] - origin,
         end_s=timeline.end[-1] - origin,
         wait_s=np.maximum(timeline.begun[-1] - timeline.start[-1], 0.0),
-        launch_s=np.stack([_launch_waits(op, timeline, index) for index, op in enumerate(program.ops)]),
+        launch_s=np.zeros_like(timeline.start[-1])
+        if cluster.on_cpu
+        else np.stack([_launch_waits(op, timeline, index) for index, op in enumerate(program.ops)]),
         copied_s=np.stack([timeline.copied_s.get(index, idle) for index in range(len(program.ops))]),
         host_s=0.0 if cluster.on_cpu else sum(op.host_s for op in program.ops),
         step_time_s=float(marks[-1] - origin),

@@ -110,3 +110,29 @@ def test_a_link_without_bandwidth_and_senseless_bytes_are_refused():
         network.start("a", np.array([1]), np.array([-1.0]))
     with pytest.raises(InputError, match="finite"):
         network.start("a", np.array([1]), np.array([1.0]), np.inf)
+
+
+def paced(paces, floor_s=4.0, nbytes=(8.0,)):
+    """When a transfer over a link of 10 B/s ends whose pace changes at some times."""
+    env = simpy.Environment()
+    ended = []
+    network = Network(env, np.array([10.0]), lambda keys: ended.append(env.now))
+
+    def story():
+        for at, pace in paces:
+            yield env.timeout(at - env.now)
+            network.pace("a", pace)
+
+    env.process(story())
+    network.start("a", np.arange(len(nbytes)), np.array(nbytes), floor_s)
+    env.run()
+    return ended
+
+
+@pytest.mark.parametrize("nbytes", [(8.0,), ()])
+def test_a_pace_stretches_the_floor_from_then_on(nbytes):
+    """4 s at half the pace take 8 s; half of them at full pace and the others at a quarter 2 s and 8 s."""
+    assert paced([(0.0, 0.5)], nbytes=nbytes) == [8.0]
+    assert paced([(2.0, 0.25)], nbytes=nbytes) == [10.0]
+    assert paced([(0.0, 0.5), (4.0, 1.0)], nbytes=nbytes) == [6.0]
+    assert paced([(0.0, 1.0), (9.0, 0.5)], nbytes=nbytes) == [4.0]

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from foreshard.calibration.measure.link_profile import link_profile
-from foreshard.calibration.measure.link_records import LinkRecord, Settings, Wire
+from foreshard.calibration.measure.link_records import Beside, LinkRecord, Settings, Wire
 from foreshard.calibration.measure.link_report import link_rows, link_text
 from foreshard.calibration.measure.profile_parts import lay_into, merged
 from foreshard.simulator.measured.profile import WorkFit
@@ -114,3 +114,28 @@ def test_the_report_holds_every_point_and_fit():
     assert "send and receive, ranks 0 and 2 of other node\n" in text
     assert "skewed" in text
     assert "gloo_step_s" in text
+
+
+def test_work_beside_collectives_is_told_by_all_sizes_together():
+    """6 s of work that take 4 s alone, at two sizes: 1.5 times as long at both; sizes without it have no such point."""
+    records = [
+        world("all_reduce", 8 * KIB, 1e-3, beside=Beside(times_s=(4e-3, 6e-3), worked_s=2.0, alone_s=1.0)),
+        world("all_reduce", 32 * KIB, 2e-3),
+        world("all_reduce", 64 * KIB, 5e-3, beside=Beside(times_s=(8e-3,), worked_s=4.0, alone_s=3.0)),
+    ]
+    profile = link_profile(SETTINGS, records, name="bed", command="foreshard calibrate links")
+    (curve,) = profile.collectives
+    assert [(point.nbytes, point.median_s, point.slows) for point in curve.beside] == [
+        (8 * KIB, 5e-3, 1.5),
+        (64 * KIB, 8e-3, 1.5),
+    ]
+    table = link_text(SETTINGS, records, profile, seed=0)
+    told = [line.split()[-4:] for line in table.splitlines() if line.endswith("1.50")]
+    assert told == [["5000.0", "1000.0", "5.0", "1.50"], ["8000.0", "5000.0", "1.6", "1.50"]]
+
+
+def test_work_that_collectives_leave_alone_takes_as_long_as_ever():
+    """Measured a little shorter than alone: noise, and no reason to predict quicker work."""
+    records = [world("all_reduce", 8 * KIB, 1e-3, beside=Beside(times_s=(2e-3,), worked_s=0.9, alone_s=1.0))]
+    (curve,) = link_profile(SETTINGS, records, name="bed", command="foreshard calibrate links").collectives
+    assert curve.beside[0].slows == 1.0

@@ -46,3 +46,9 @@ def test_more_runs_are_needed_where_they_differ_more():
     assert enough(np.exp(rng.normal(0, 0.01, 20)))
     assert not enough(np.exp(rng.normal(0, 0.3, 20)))
     assert enough(np.exp(rng.normal(0, 0.3, 3000)))
+
+
+@given(TIMES)
+def test_the_mean_is_that_of_the_runs_that_are_no_outliers(times):
+    near = np.array(times)[kept(times)]
+    assert point_of(times).mean_s == pytest.approx(near.sum() / len(near))

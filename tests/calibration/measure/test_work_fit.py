@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from foreshard.calibration.measure.device_profile import work_text
-from foreshard.calibration.measure.device_records import DeviceFile, DeviceSettings, WorkRecord
+from foreshard.calibration.measure.device_records import DeviceFile, DeviceSettings, WorkRecord, of_cores
 from foreshard.calibration.measure.work_fit import fit_work
 from foreshard.simulator.job.work import FEATURES
 from foreshard.simulator.measured.fits import fitted_seconds
@@ -103,3 +103,14 @@ def test_a_file_of_other_settings_is_refused(tmp_path):
 
 def test_ranks_of_each_node_are_counted_largest_first():
     assert _settings().ranks_per_node == (2, 1)
+
+
+def test_slices_lost_to_other_ranks_are_spread_over_all_that_a_thread_did():
+    """Two operations of 1 s and 3 s with a core, one of which lost 4 s: each takes twice as long, in any step."""
+    host_s, cpu_s = np.array([[5.0, 3.0], [1.0, 7.0]]), np.array([[1.0, 3.0], [1.0, 3.0]])
+    np.testing.assert_allclose(of_cores(host_s, cpu_s), [[2.0, 6.0], [2.0, 6.0]])
+
+
+def test_operations_that_never_ran_stay_out_of_the_shares():
+    host_s, cpu_s = np.array([[4.0, np.nan]]), np.array([[2.0, np.nan]])
+    np.testing.assert_allclose(of_cores(host_s, cpu_s), [[4.0, np.nan]])

@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.special import ndtri
 
-from foreshard.simulator.measured.curves import Curve
+from foreshard.simulator.measured.curves import Beside, Curve
 from foreshard.simulator.measured.fits import above_range, fitted_seconds
-from foreshard.simulator.measured.profile import QUANTILES, SizePoint, WorkFit, WorkPoint
+from foreshard.simulator.measured.profile import QUANTILES, BesidePoint, SizePoint, WorkFit, WorkPoint
 from foreshard.simulator.measured.spreads import factor_of_deciles, factor_of_quantiles
 
 sizes = st.lists(st.floats(1.0, 1e12), min_size=1, max_size=12, unique=True).map(sorted)
@@ -136,3 +136,24 @@ def test_work_beyond_what_was_measured_is_known_by_its_factor(lookups: float) ->
     """More than 100,000 rows on the rank that has most."""
     found = above_range(FIT, {"calls": np.array([1.0, 0.0]), "lookups": np.array([lookups, 0.0])})
     assert found == ({"lookups": pytest.approx(lookups / 1e5)} if lookups > 1e5 * (1 + 1e-9) else {})
+
+
+def test_a_curve_goes_through_means_where_they_are_known() -> None:
+    """A step is a sum, and means add up."""
+    known, unknown = (
+        SizePoint(nbytes=size, median_s=1.0, low_s=0.5, high_s=4.0, mean_s=mean)
+        for size, mean in ((1e3, 1.5), (1e6, 0.0))
+    )
+    assert Curve([known]).seconds(1e3) == pytest.approx(1.5)
+    assert Curve([unknown]).seconds(1e6) == pytest.approx(1.0)
+
+
+def test_what_work_suffers_is_between_the_points_and_never_beyond_them() -> None:
+    """1.2 at 1 kB and 2.7 at 100 kB: their geometric mean at 10 kB, the nearest outside."""
+    points = [
+        BesidePoint(nbytes=size, median_s=1.0, low_s=1.0, high_s=1.0, slows=slows)
+        for size, slows in ((1e3, 1.2), (1e5, 2.7))
+    ]
+    assert [Beside(points).slows(size) for size in (1.0, 1e3, 1e4, 1e5, 1e9)] == pytest.approx(
+        [1.2, 1.2, (1.2 * 2.7) ** 0.5, 2.7, 2.7]
+    )

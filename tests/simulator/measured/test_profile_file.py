@@ -14,6 +14,7 @@ from foreshard.simulator.job.scenario import Constant
 from foreshard.simulator.job.work import FEATURES, WORK_KINDS, WorkKind
 from foreshard.simulator.measured.profile import (
     QUANTILES,
+    BesidePoint,
     CollectiveCurve,
     Noise,
     PairCurve,
@@ -41,11 +42,18 @@ def size_points(draw: st.DrawFn) -> tuple[SizePoint, ...]:
 
 
 @st.composite
+def beside_points(draw: st.DrawFn) -> tuple[BesidePoint, ...]:
+    sizes = sorted(draw(st.lists(st.floats(1, 1e12), max_size=3, unique=True)))
+    return tuple(BesidePoint(nbytes=size, slows=draw(st.floats(1, 9)), **draw(times())) for size in sizes)
+
+
+@st.composite
 def times(draw: st.DrawFn) -> dict[str, Any]:
     low, median, high = draw(TIMES)
     runs = draw(st.integers(1, 1000))
     outliers = draw(st.integers(0, runs - 1))
-    return {"low_s": low, "median_s": median, "high_s": high, "runs": runs, "outliers": outliers}
+    mean = draw(st.floats(0, 1e3))
+    return {"low_s": low, "median_s": median, "high_s": high, "mean_s": mean, "runs": runs, "outliers": outliers}
 
 
 @st.composite
@@ -73,6 +81,7 @@ def profiles(draw: st.DrawFn) -> Profile:
         groups=st.integers(2, 4),
         groups_per_node=st.integers(1, 2),
         points=size_points(),
+        beside=beside_points(),
     )
     pair = st.builds(
         PairCurve,
