@@ -133,6 +133,8 @@ def _refuse(workload: Workload) -> None:
     ]
     if workload.dense.data_type != "fp32":
         problems.append(f"workload.dense.data_type = {workload.dense.data_type!r}: the outside judge runs fp32")
+    if workload.weighted:
+        problems.append("workload.weighted = true: the outside judge trains without weights of ids")
     if problems:
         raise InputError(problems)
 

@@ -331,6 +331,8 @@ class _Reading:
         workload = validated(Workload, {**rest, "tables": []}, ("workload",), self.problems)
         if workload is None or dense is None:
             return None
+        if workload.weighted and self.recorded is not None:
+            self.problems.append("workload.weighted is for drawn ids, workload.replay has its own: drop one of them")
         families = self.recorded.families if self.recorded else ()
         replay = self.recorded.replay if self.recorded else None
         return replace(workload, tables=self.tables, dense=dense, replay=replay, families=families)

@@ -204,7 +204,8 @@ class Replay:
 class Workload:
     """One training job: `batch_size` samples per rank and step, its tables and its dense model.
 
-    `replay` names recorded samples, `families` say what ids their rows hold.
+    `replay` names recorded samples, `families` say what ids their rows hold. With `weighted` every drawn id has an
+    fp32 weight (TorchRec's is_weighted), which is 1; recorded ids have weights of their own.
     """
 
     batch_size: Annotated[int, Ge(1), Le(MAX_BATCH_SIZE)]
@@ -213,3 +214,4 @@ class Workload:
     name: str = "custom"
     replay: Replay | None = None
     families: tuple[FamilyChoice, ...] = ()
+    weighted: bool = False

@@ -66,6 +66,7 @@ def expected_demand(
             layout.world_size, workload.batch_size * sum(table.poolings_per_sample for table in tables)
         ),
         replica_rounds=(_replica(families, layout),),
+        weighted=workload.weighted,
     )
 
 

@@ -41,7 +41,8 @@ class SampledBatches(RankBatches):
 def sample_batch(workload: Workload, seed: np.random.SeedSequence) -> JaggedBatch:
     """Return one rank's batch: every feature has its own stream of ids, spawned from `seed`.
 
-    A sample has floor(p) or floor(p) + 1 ids of a feature with pooling factor p, so that their mean is p.
+    A sample has floor(p) or floor(p) + 1 ids of a feature with pooling factor p, so that their mean is p. Weights of a
+    weighted workload are 1.
     """
     features, lengths, values = [], [], []
     streams = iter(seed.spawn(sum(len(table.features) for table in workload.tables)))
@@ -52,7 +53,9 @@ def sample_batch(workload: Workload, seed: np.random.SeedSequence) -> JaggedBatc
             features.append(feature)
             lengths.append(_lengths(pooling_factor, workload.batch_size, rng))
             values.append(distribution.sample(rng, int(lengths[-1].sum())))
-    return JaggedBatch(features=tuple(features), lengths=np.stack(lengths), values=np.concatenate(values))
+    ids = np.concatenate(values)
+    weights = np.ones(len(ids)) if workload.weighted else None
+    return JaggedBatch(features=tuple(features), lengths=np.stack(lengths), values=ids, weights=weights)
 
 
 def _lengths(pooling_factor: float, samples: int, rng: np.random.Generator) -> IntArray:
