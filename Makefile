@@ -22,8 +22,11 @@ demo: $(VENV)/.demo
 		--trace demo-out/timeline --plot demo-out/step.png
 	@echo; echo "Written to demo-out: scaling.csv, scaling.png, step.png, timeline/*.json (open in ui.perfetto.dev)"
 
+# How runs end is tested alone: its limits are seconds, on cores that nothing else takes.
+ENDINGS := tests/calibration/launch/test_endings.py
 test: $(VENV)/.test lint
-	$(BIN)/python -m pytest -n auto --dist loadscope -p no:benchmark
+	$(BIN)/python -m pytest $(ENDINGS) -p no:xdist -p no:benchmark
+	$(BIN)/python -m pytest -n auto --dist loadscope -p no:benchmark --ignore $(ENDINGS)
 
 lint: $(VENV)/.test types
 	$(BIN)/ruff check .
