@@ -26,7 +26,7 @@ demo: $(VENV)/.demo
 ENDINGS := tests/calibration/launch/test_endings.py
 test: $(VENV)/.test lint
 	$(BIN)/python -m pytest $(ENDINGS) -p no:xdist -p no:benchmark
-	$(BIN)/python -m pytest -n auto --dist loadscope -p no:benchmark --ignore $(ENDINGS)
+	$(BIN)/python -m pytest -n auto --dist loadscope -p no:benchmark --ignore $(ENDINGS) -rs
 
 lint: $(VENV)/.test types
 	$(BIN)/ruff check .
