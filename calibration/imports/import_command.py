@@ -7,7 +7,6 @@ import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import cast
 
 import click
 import msgspec
@@ -69,20 +68,20 @@ def import_files(
 
 def _kinds(said: Sequence[str]) -> Kinds:
     """The collectives of logs that do not tell; raises InputError with everything in --kind that cannot be."""
-    problems, every, by_file = [], [], {}
+    problems: list[str] = []
+    by_file: dict[str, CollectiveKind] = {}  # "" for all that do not tell
     for text in said:
-        file, _, kind = text.rpartition("=")
-        if kind not in KINDS:
-            problems.append(f"--kind {text!r}: {kind!r} is none of {', '.join(KINDS)}")
-        elif file in by_file or (not file and every):
+        file, _, name = text.rpartition("=")
+        kind = next((kind for kind in KINDS if kind == name), None)
+        if kind is None:
+            problems.append(f"--kind {text!r}: {name!r} is none of {', '.join(KINDS)}")
+        elif file in by_file:
             problems.append(f"--kind {text!r}: is said twice: say one, or FILE=KIND for every file")
-        elif file:
-            by_file[file] = cast(CollectiveKind, kind)
         else:
-            every.append(cast(CollectiveKind, kind))
+            by_file[file] = kind
     if problems:
         raise InputError(problems)
-    return Kinds(every=every[0] if every else None, by_file=by_file)
+    return Kinds(every=by_file.pop("", None), by_file=by_file)
 
 
 def _told(nodes: int | None, per_node: int | None, machine: str | None) -> tuple[Told, ClusterOf | None]:

@@ -12,9 +12,11 @@ from foreshard.calibration.imports.measured import title_of, unlike
 from foreshard.calibration.measure.device_profile import work_text
 from foreshard.simulator.comms.single import bus_factor
 from foreshard.simulator.measured.profile import CollectiveCurve, Profile
-from foreshard.topologies.units import format_bytes
+from foreshard.topologies.units import format_bytes, format_us
 
 __all__ = ["import_notes", "import_text"]
+
+_LATENCY_BYTES = 16 << 10  # up to here a collective's time is latency, as calibrate links takes it
 
 
 def import_text(imported: Imported, profile: Profile) -> str:
@@ -26,6 +28,14 @@ def import_text(imported: Imported, profile: Profile) -> str:
     parts += [work_text(profile.work)] if profile.work else []
     parts += ["\n".join(f"note: {note}" for note in import_notes(imported, profile))]
     return "\n\n".join(filter(None, parts))
+
+
+def _beginning(curve: CollectiveCurve) -> str:
+    first = curve.points[0]
+    return (
+        f"{title_of(curve)} begins at {format_bytes(first.nbytes)}: whatever is smaller is predicted to take as long, "
+        f"{format_us(first.median_s)}; give rows from 1 KiB on too"
+    )
 
 
 def _cells(curve: CollectiveCurve, rows: int) -> list[str]:
@@ -51,6 +61,7 @@ def import_notes(imported: Imported, profile: Profile) -> Iterator[str]:
                 "are upper limits; give the traces of all ranks"
             )
     yield from unlike(imported.logged)
+    yield from (_beginning(curve) for curve in profile.collectives if curve.points[0].nbytes > _LATENCY_BYTES)
     single = sum(point.runs == 1 for curve in profile.collectives for point in curve.points)
     if single:
         yield (

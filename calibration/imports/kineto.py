@@ -12,7 +12,6 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from math import isfinite
 from typing import Any, NamedTuple
 
 from foreshard.calibration.imports.json_stream import EVENTS, trace_entries
@@ -26,6 +25,7 @@ _OPERATOR = ("cpu_op", "Operator", "user_annotation")
 _LAUNCH = ("cuda_runtime", "cuda_driver", "Runtime", "hip_runtime")
 _PRODUCTS = ("aten::mm", "aten::addmm")
 _BACKWARD = "autograd::engine::evaluate_function: "
+_LARGEST = 1 << 53
 _LOOKUPS = ("embedding_codegen_lookup", "embedding_bag")
 
 COLLECTIVE = "Collective name"
@@ -186,8 +186,8 @@ def _wanted(trace: RawTrace, name: str, args: Mapping[str, Any]) -> Iterator[lis
 
 
 def whole(value: object) -> int | None:
-    """Return a value of a trace if it is a whole number from 0 on, else None."""
-    return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else None
+    """Return a value of a trace if it is a whole number from 0 on that a float can hold, else None."""
+    return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= _LARGEST else None
 
 
 def _thread(event: Mapping[str, Any]) -> Thread:
@@ -205,9 +205,9 @@ def _times(trace: RawTrace, event: Mapping[str, Any]) -> tuple[float, float]:
     found = []
     for key in ("ts", "dur"):
         value = event.get(key, 0)
-        number = float(value) if isinstance(value, int | float) and not isinstance(value, bool) else -1.0
-        if not isfinite(number) or number < 0:
+        number = value if isinstance(value, float) else whole(value)
+        if number is None or not 0 <= number <= _LARGEST:
             name = str(event.get("name"))[:40]
             raise InputError(f"event {trace.events} ({name!r}): {key} = {str(value)[:40]!r}, expected microseconds")
-        found.append(number)
+        found.append(float(number))
     return found[0], found[1]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import cast, get_args
+from typing import get_args
 
 from foreshard.calibration.imports.measured import Row
 from foreshard.calibration.imports.places import Told, listed_shape, shape_of
@@ -89,7 +89,7 @@ def _row(source: SourceFile, row: NcclRow, kind: CollectiveKind, shape: tuple[in
 
 def _kind(log: NcclLog, said: CollectiveKind | None) -> CollectiveKind:
     """The collective of a log: its own word, else what the user says."""
-    possible = [kind for kind in log.kinds if kind in KINDS]
+    possible = [kind for kind in KINDS if kind in log.kinds]
     if not log.kinds:
         raise InputError("the ratio of busbw to algbw fits no one collective in all rows: the log is mixed or damaged")
     if not possible:
@@ -101,7 +101,7 @@ def _kind(log: NcclLog, said: CollectiveKind | None) -> CollectiveKind:
             f"does not name its collective, and its columns fit {', '.join(log.kinds)} alike: give --kind, or "
             f"--kind FILE=KIND"
         )
-    return said or cast(CollectiveKind, possible[0])
+    return said or possible[0]
 
 
 def _ranks(log: NcclLog, listed: tuple[int, ...] | None, told: Told) -> int:

@@ -12,6 +12,7 @@ from foreshard.topologies.errors import InputError
 __all__ = ["SAID", "Told", "listed_shape", "shape_of"]
 
 Shape = tuple[int, ...]
+_MOST_RANKS = 1 << 20  # more than any cluster file can have
 SAID = "--ranks-per-node"
 """The option by which users say it, and not their machine."""
 
@@ -35,7 +36,9 @@ class Told:
 
 def listed_shape(devices: Sequence[DeviceLine], ranks: int | None) -> Shape | None:
     """Return the ranks of each host in a device list, the largest first; None if it does not list all ranks once."""
-    if not devices or sorted(device.rank for device in devices) != list(range(ranks or len(devices))):
+    if not devices or len(devices) != (ranks or len(devices)):
+        return None
+    if {device.rank for device in devices} != set(range(len(devices))):
         return None
     return tuple(sorted(Counter(device.host for device in devices).values(), reverse=True))
 
@@ -46,6 +49,8 @@ def shape_of(ranks: int, listed: Shape | None, told: Told) -> Shape:
     What the file lists holds; else the ranks fill nodes as told. Raises InputError if neither says it, or they
     contradict each other.
     """
+    if ranks > _MOST_RANKS:
+        raise InputError(f"it is of {ranks} ranks: expected at most {_MOST_RANKS}")
     if listed is not None:
         _check(listed, told)
         return listed

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -38,6 +39,7 @@ _BYTES = {
     "long int": 8, "byte": 1, "unsigned char": 1, "char": 1, "signed char": 1, "short": 2, "bool": 1,
     "float8_e4m3fn": 1, "float8_e5m2": 1,
 }  # fmt: skip
+_NESTED = 8  # operators that may lie around one launch, and more than record_param_comms and nccl:... do
 _SPLITS = re.compile(r"\d+")
 
 
@@ -156,7 +158,9 @@ class _Annotations:
         if launch is None:
             return None
         thread, at_us = launch
-        around = [op for op in self._threads.get(thread, ()) if op.start_us <= at_us <= op.end_us]
+        ops = self._threads.get(thread, [])
+        place = bisect_right(ops, at_us, key=lambda op: op.start_us)
+        around = [op for op in ops[max(0, place - _NESTED) : place] if at_us <= op.end_us]
         for op in around:
             if COLLECTIVE in op.args:
                 return _by_arguments(op.args)

@@ -77,7 +77,7 @@ def trace_rows(traces: Sequence[RawTrace], told: Told) -> TracedRows:
     of_ranks = [traced_collectives(trace, world, skipped) for trace in traces]
     if not any(of_ranks):
         return TracedRows(ranks_per_node=(), rows=(), whole=False, skipped=_sentences(skipped))
-    whole = {trace.number("rank") for trace in traces} == set(range(world))
+    whole = len(traces) == world and {trace.number("rank") for trace in traces} == set(range(world))
     said = told.nodes is not None or (told.per_node is not None and told.per_node_of == SAID)
     try:
         shape = shape_of(world, _seen_shape(traces) if whole and not said else None, told)
@@ -117,13 +117,9 @@ def _seen_shape(traces: Sequence[RawTrace]) -> tuple[int, ...] | None:
 def _instances(of_ranks: Sequence[Sequence[TracedCollective]], skipped: Counter[str]) -> list[list[TracedCollective]]:
     """The same collective on every traced rank: by its number in the group, else by how often it came before."""
     by_key = [_keyed(collectives) for collectives in of_ranks]
-    first, others = by_key[0], by_key[1:]
-    shared = [key for key in first if all(key in other for other in others)]
-    lonely = sum(len(keys) for keys in by_key) - len(shared) * len(by_key)
     uneven = _counts_differ(by_key)
-    for key in [key for key in shared if key[:3] in uneven]:
-        shared.remove(key)
-        lonely += len(by_key)
+    shared = [key for key in by_key[0] if key[:3] not in uneven and all(key in keys for keys in by_key)]
+    lonely = sum(len(keys) for keys in by_key) - len(shared) * len(by_key)
     if lonely:
         skipped["not in the traces of all ranks given, so which belong together is not known"] += lonely
     return [[keys[key] for keys in by_key] for key in shared]
@@ -131,7 +127,7 @@ def _instances(of_ranks: Sequence[Sequence[TracedCollective]], skipped: Counter[
 
 def _keyed(collectives: Sequence[TracedCollective]) -> dict[_Key, TracedCollective]:
     seen: Counter[tuple[str, str, int]] = Counter()
-    keyed = {}
+    keyed: dict[_Key, TracedCollective] = {}
     for one in collectives:
         what = (one.group, one.kind, one.nbytes)
         number = seen[what] if one.number is None else -1 - one.number

@@ -99,6 +99,18 @@ def test_a_device_list_and_options_may_not_disagree(tmp_path, profile_of):
         profile_of(path, nodes=4)
 
 
+def test_a_device_list_with_holes_tells_no_nodes(tmp_path, profile_of):
+    """Some ranks' lines, or a number that no machine has, are no list of all; nothing is made up between them."""
+    path = write(tmp_path, "holes.log", "all_reduce", 16, ROWS, per_node=8)
+    whole = path.read_text()
+    lines = whole.splitlines(keepends=True)
+    path.write_text("".join(line for line in lines if "Rank  3 " not in line))
+    with pytest.raises(InputError, match="does not tell which of them share a node"):
+        profile_of(path)
+    path.write_text(whole.replace("Rank 15 ", "Rank 99999999999 "))
+    assert profile_of(path, nodes=2).ranks_per_node == (8, 8)
+
+
 def test_every_file_that_cannot_be_used_is_named_with_its_line(tmp_path, profile_of):
     """All mistakes of all files at once: wrong values, one rank, a missing file, an archive, an empty file."""
     wrong = write(tmp_path, "wrong.log", "all_reduce", 16, ROWS, per_node=8, wrong=3)

@@ -228,7 +228,8 @@ def test_a_broken_event_is_named(tmp_path, profile_of):
         profile_of(path)
 
 
-NOISE = st.recursive(st.none() | st.integers() | st.text(max_size=6), lambda inner: st.lists(inner, max_size=3))
+HUGE = st.sampled_from([1e308, 2**70, 10**400])
+NOISE = st.recursive(HUGE | st.none() | st.integers() | st.text(max_size=6), lambda inner: st.lists(inner, max_size=3))
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
