@@ -33,8 +33,8 @@ def import_text(imported: Imported, profile: Profile) -> str:
 def _beginning(curve: CollectiveCurve) -> str:
     first = curve.points[0]
     return (
-        f"{title_of(curve)} begins at {format_bytes(first.nbytes)}: whatever is smaller is predicted to take as long, "
-        f"{format_us(first.median_s)}; give rows from 1 KiB on too"
+        f"{title_of(curve)} begins at {format_bytes(first.nbytes)}: what is smaller takes less than "
+        f"{format_us(first.median_s)} in the model's proportion; give rows from 1 KiB on too"
     )
 
 

@@ -2,7 +2,9 @@
 
 A collective of a measured kind and shape waits for the curve's latency and then moves its bytes in no less than the
 rest of the measured time T. Bytes are those of the model (see `collectives`); where the links, as they are stated to
-be, would not carry them in that time, the measurement is right and they take up less of the links.
+be, would not carry them in that time, the measurement is right and they take up less of the links. A curve that begins
+above 16 KiB begins with transfers: the latency is then the model's, and what is smaller takes as much less than the
+first point as the model says.
 
 Where collectives were measured beside work too, the engine slows them down while ranks compute: latency and bytes then
 are one transfer (see `step.shared_cores`).
@@ -25,7 +27,7 @@ from numpy.typing import NDArray
 
 from foreshard.simulator.comms.collectives import lower
 from foreshard.simulator.comms.lowering import Lowered, Phase
-from foreshard.simulator.comms.single import uniform_collective
+from foreshard.simulator.comms.single import alone_s, uniform_collective
 from foreshard.simulator.comms.symmetry import Template, template_of
 from foreshard.simulator.job.program import Collective, CollectiveKind
 from foreshard.simulator.measured.curves import Beside, Curve
@@ -36,6 +38,7 @@ __all__ = ["CurveKey", "MeasuredCollectives", "Timed", "shape_words"]
 
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
+_LATENCY_BYTES = 16 << 10  # takes about as long as a byte: 16 us over a link of 1 GB/s whose latency is tens of us
 Shape = tuple[int, ...]
 
 
@@ -69,6 +72,7 @@ class Timed:
     curve: Curve
     nbytes: float
     seconds: float
+    latency_s: float
     beside: Beside | None = None
 
     @property
@@ -106,6 +110,7 @@ class MeasuredCollectives:
         self._beside = {_key(curve): Beside(curve.beside) for curve in profile.collectives if curve.beside}
         self._known: dict[Collective, tuple[tuple[Lowered, ...], tuple[Timed | None, ...]]] = {}
         self._unit_s: dict[Template, float] = {}  # busiest link of a uniform all_to_all of 1 byte
+        self._firsts_s: dict[tuple[CurveKey, Template], float] = {}
 
     @property
     def curves(self) -> tuple[CurveKey, ...]:
@@ -167,7 +172,22 @@ class MeasuredCollectives:
             return None
         nbytes = self._size(cluster, collective, group, modelled)
         seconds = curve.seconds(nbytes) if nbytes > 0 else curve.latency_s
-        return Timed(key, curve, nbytes, seconds, self._beside.get(key))
+        latency_s = curve.latency_s
+        if curve.range_bytes[0] > _LATENCY_BYTES:
+            latency_s = sum(phase.latency_s for phase in modelled.phases)
+            if nbytes < curve.range_bytes[0]:
+                ranks = collective.groups.members[group]
+                seconds *= min(1.0, alone_s(cluster, modelled) / self._first_s(cluster, key, ranks))
+        return Timed(key, curve, nbytes, seconds, latency_s, self._beside.get(key))
+
+    def _first_s(self, cluster: Cluster, key: CurveKey, ranks: IntArray) -> float:
+        """What the model says of the first point of a curve, for a group of its shape."""
+        place = key, template_of(cluster, ranks)
+        if place not in self._firsts_s:
+            first = uniform_collective(key.kind, ranks.tolist(), self._curves[key].range_bytes[0])
+            (modelled,) = lower(cluster, first)
+            self._firsts_s[place] = alone_s(cluster, modelled)
+        return self._firsts_s[place]
 
     def _size(self, cluster: Cluster, collective: Collective, group: int, modelled: Lowered) -> float:
         """The size at which the curve is read, in nccl-tests' definition."""
@@ -206,7 +226,7 @@ def _together(cluster: Cluster, modelled: Sequence[Lowered], times: Sequence[Tim
 def _measured(cluster: Cluster, modelled: Lowered, timed: Timed, together_s: float | None) -> Lowered:
     """The group's bytes in the measured time; `together_s` is what all groups keep the busiest link, None if alone."""
     # Beside work its latency is slowed as well, which the engine does to transfers only.
-    waits = min(timed.curve.latency_s, timed.seconds) if timed.beside is None else 0.0
+    waits = min(timed.latency_s, timed.seconds) if timed.beside is None else 0.0
     transfer_s = timed.seconds - waits
     links, nbytes = _bytes(modelled.phases)
     stated_s = together_s if together_s is not None else float((nbytes / cluster.link_usable[links]).max(initial=0.0))

@@ -43,18 +43,26 @@ def gather(ranks, receiver):
 
 @pytest.mark.parametrize("transposed", [False, True], ids=["one receiver", "one sender"])
 @pytest.mark.parametrize("outer", [False, True], ids=["matrix", "outer product"])
-def test_peers_are_those_a_rank_sends_to_or_receives_from_whichever_are_more(transposed, outer):
+@pytest.mark.parametrize("nodes", [3, 9], ids=["small group", "large group"])
+def test_peers_are_those_a_rank_sends_to_or_receives_from_whichever_are_more(transposed, outer, nodes):
     # 3 nodes of 8: all others send to rank 5, 16 of them from other nodes; or rank 5 sends to all others.
-    cluster = load_preset("p5.48xlarge", 3)
-    one, all_ranks = np.eye(24)[5] * 1e-6, np.ones(24)
+    cluster, ranks, remote = load_preset("p5.48xlarge", nodes), 8 * nodes, 8 * (nodes - 1)
+    one, all_ranks = np.eye(ranks)[5] * 1e-6, np.ones(ranks)
     if outer:
-        traffic = PairBytes.outer(one, all_ranks) if transposed else PairBytes.outer(all_ranks * 1e-6, np.eye(24)[5])
+        traffic = PairBytes.outer(one, all_ranks) if transposed else PairBytes.outer(all_ranks * 1e-6, np.eye(ranks)[5])
     else:
-        matrix = gather(24, 5)
+        matrix = gather(ranks, 5)
         traffic = of_few_bytes(matrix.T if transposed else matrix)
     found = lowered(cluster, traffic)
-    assert found.peers == 16
-    assert found.phases[0].latency_s == pytest.approx(BASE + 16 * PEER + HOPS * IDLE)
+    assert found.peers == remote
+    assert found.phases[0].latency_s == pytest.approx(BASE + remote * PEER + HOPS * IDLE)
+
+
+def test_a_port_that_reaches_all_of_its_link_takes_up_its_bytes_alone():
+    # DGX H100's NICs carry 49 of 50 GB/s and an all-to-all reaches all of that: no byte counts more or less than once.
+    cluster = load_preset("dgx-h100", 2)
+    (phase,) = lowered(cluster, PairBytes.uniform(16, 2.0**30)).phases
+    assert phase.stretch[cluster.is_kind("network")[phase.links]] == pytest.approx(1.0)
 
 
 def test_ranks_of_one_node_cost_no_peers_and_no_network():

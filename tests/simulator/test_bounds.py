@@ -69,6 +69,32 @@ def test_a_slow_nic_takes_from_the_bound_what_it_no_longer_carries():
     assert one.bottleneck == "node1/nic3->leaf0"
 
 
+def test_what_a_ring_moves_twice_binds_only_among_equals():
+    """Seven whole nodes could add up for the slow one: its NICs must carry the buffer once out and once in."""
+    whole, harmed = (bound(load_preset("p5.48xlarge", 8, d), "all_reduce") for d in ({}, {"node1/nic3<->*": 0.5}))
+    assert whole.bound_s == pytest.approx(2 * 7 / 8 * GIB / 400e9)
+    assert harmed.bound_s == pytest.approx(GIB / 375e9)
+
+
+def test_uplinks_do_not_bind_where_nvlinks_lead_around_them():
+    """Every tray has a leaf of its own, but two trays share NVLinks: bytes from tray 1 can leave by tray 0."""
+    text = """schema = 1
+preset = "gb200-nvl72"
+name = "two trays a domain"
+nodes = 4
+nodes_per_domain = {domain}
+[fabric]
+kind = "leaf_spine"
+nodes_per_leaf = 1
+spines = 1
+oversubscription = 100.0
+source = "made up for tests"
+"""
+    apart, joined = (Cluster(parse_cluster(text.format(domain=domain), where="test")) for domain in (1, 2))
+    assert "spine" in bound(apart, "all_gather").bottleneck
+    assert "spine" not in bound(joined, "all_gather").bottleneck
+
+
 def test_only_the_way_that_is_slow_binds():
     """An all_gather brings 7 nodes' parts into each of 8 nodes, and takes each node's own part out once."""
     out, into = (bound(load_preset("p5.48xlarge", 8, {link: 0.25}), "all_gather") for link in ("*->leaf*", "leaf*->*"))

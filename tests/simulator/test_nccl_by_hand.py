@@ -246,6 +246,39 @@ def test_a_ring_of_a_mesh_uses_links_in_proportion_to_their_width():
     assert share == pytest.approx(share[0])
 
 
+def bytes_on(cluster, kind, ranks, expected, name):
+    """Bytes for each byte of size on one link of an endless collective."""
+    (lowered,) = lower(cluster, uniform_collective(kind, ranks, ENDLESS))
+    assert lowered.algorithm == expected
+    (phase,) = lowered.phases
+    found = dict(zip((cluster.link_name(int(link)) for link in phase.links), phase.nbytes / ENDLESS, strict=True))
+    return found.get(name, 0.0)
+
+
+def test_a_ring_enters_a_node_once_and_passes_all_of_its_gpus_but_one_link():
+    # 16 ranks in two nodes, 15/16 of the size on each hop: seven of eight hops of a channel are inside, one between.
+    cluster = load_preset("p5.48xlarge", 2)
+    inside = bytes_on(cluster, "all_gather", range(16), "ring Simple", "node0/gpu3->node0/nvswitch")
+    between = bytes_on(cluster, "all_gather", range(16), "ring Simple", "node0/nic3->leaf0")
+    assert (inside, between) == (pytest.approx(15 / 16 * 7 / 8), pytest.approx(15 / 16 / 8))
+
+
+def test_a_ring_of_uneven_nodes_uses_all_nics_of_both():
+    # 12 ranks, eight and four: eight lanes, one on each NIC of the larger node, two on each of the smaller.
+    cluster = load_preset("p5.48xlarge", 2)
+    for name, lanes in (("node0/nic7->leaf0", 1), ("node1/nic3->leaf0", 2), ("node1/nic4->leaf0", 0)):
+        found = bytes_on(cluster, "all_gather", range(12), "ring Simple", name)
+        assert found == pytest.approx(11 / 12 * lanes / 8)
+
+
+def test_switches_that_add_up_move_the_size_and_a_ranks_part_and_chains_twice_all_but_a_part():
+    # NVLS: a GPU gives all and gets its eighth, then the other way round. A tree's chain of eight: 2 (1 - 1/8).
+    one, two = load_preset("dgx-h100", 1), load_preset("p4d.24xlarge", 2)
+    port = "node0/gpu0->node0/nvswitch"
+    assert bytes_on(one, "all_reduce", range(8), "nvls Simple", port) == pytest.approx(9 / 8)
+    assert bytes_on(two, "all_reduce", range(16), "tree Simple", port) == pytest.approx(2 * 7 / 8)
+
+
 def test_what_the_launch_of_several_gpus_by_one_process_costs_is_added_to_every_collective():
     cluster = load_preset("dgx-a100", 1)
     late = cluster.with_constants({"collective_launch_s": Sourced(value=25 * US, unit="s", source="made up")})

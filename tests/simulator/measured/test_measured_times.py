@@ -13,7 +13,7 @@ from foreshard.simulator.comms.collectives import lower
 from foreshard.simulator.comms.measured_times import CurveKey, MeasuredCollectives
 from foreshard.simulator.comms.single import alone_s, uniform_collective
 from foreshard.simulator.job.layout import Groups
-from foreshard.simulator.job.program import Collective
+from foreshard.simulator.job.program import Collective, CollectiveKind
 from foreshard.simulator.job.traffic import PairBytes
 from foreshard.simulator.measured.profile import CollectiveCurve, Profile
 from foreshard.topologies.cluster import Cluster
@@ -160,3 +160,22 @@ def test_a_measured_time_below_the_bound_of_the_stated_links_is_right(
     measured = MeasuredCollectives(profile_of(curve("all_reduce", (4, 4), {1e3: 1e-6, 1e6: 2e-6})))
     (lowered,) = measured.lower(two_hosts, uniform_collective("all_reduce", range(8), 1e6))
     assert lowered.bound_s <= alone_s(two_hosts, lowered)
+
+
+@pytest.mark.parametrize("kind", ["all_reduce", "all_to_all", "all_gather"])
+def test_what_lies_below_a_curve_of_transfers_follows_the_model(
+    two_hosts: Cluster, curve: Curves, profile_of: Profiles, kind: CollectiveKind
+) -> None:
+    """Measured from 32 MiB on at three times the model: a kilobyte takes three times its modelled time, and not longer
+    than 32 MiB; from 32 MiB on it takes what was measured."""
+
+    def modelled_s(nbytes: float) -> float:
+        return alone_s(two_hosts, lower(two_hosts, uniform_collective(kind, range(8), nbytes))[0])
+
+    times = {size: 3 * modelled_s(size) for size in (32 * MIB, 64 * MIB)}
+    measured = MeasuredCollectives(profile_of(curve(kind, (4, 4), times)))
+    for nbytes in (1e3, 1e6, 32 * MIB, 64 * MIB):
+        (one,) = measured.lower(two_hosts, uniform_collective(kind, range(8), nbytes))
+        assert alone_s(two_hosts, one) == pytest.approx(3 * modelled_s(nbytes), rel=1e-6)
+        if nbytes >= 32 * MIB:  # its bytes are on the links, not hidden in a wait
+            assert one.phases[0].latency_s < 0.1 * times[32 * MIB]
