@@ -19,7 +19,9 @@ _BLOCK = 1 << 20
 _LONGEST = 1 << 26  # characters of one value; longer than any that Kineto writes
 _NEAR_END = 16  # a literal, an escape or a delimiter that the end of what was read cuts lies within
 # What is left of a value that the end of a file cuts: an escape, a literal, a number, or nothing.
-_BEGUN = re.compile(r"u[0-9a-fA-F]{0,4}|t|tr|tru|f|fa|fal|fals|n|nu|nul|N|Na|-|-?I\w*|\s*")
+_BEGUN = re.compile(r"u[0-9a-fA-F]{0,4}|t|tr|tru|f|fa|fal|fals|n|nu|nul|N|Na|-|-?I\w*|\.|[eE][-+]?|\s*")
+_GOES_ON = re.compile(r"\d*\.?\d*([eE][-+]?\d*)?")  # what may follow a number that was read in part
+_CUT = "the file ends within it: it is cut off"
 _BLANK = re.compile(r"[ \t\r\n]*")
 _COMMA = re.compile(r"[ \t\r\n]*,[ \t\r\n]*")
 
@@ -125,9 +127,13 @@ class _Text:
                 if self._cut(error) and self._more():
                     continue
                 raise InputError(f"{what}: {self._reason(error)}") from None
-            if end < len(self._text) or not self._more():  # a number may go on
-                self._at = end
-                return value
+            begun = _GOES_ON.fullmatch(self._text, end)
+            if begun and self._more():
+                continue
+            if begun and begun.group():
+                raise InputError(f"{what}: {_CUT}")
+            self._at = end
+            return value
 
     def _cut(self, error: Exception) -> bool:
         """Whether a value may be broken only because the rest of it was not read yet."""
@@ -142,7 +148,7 @@ class _Text:
         if not isinstance(error, json.JSONDecodeError):
             return "it is nested too deeply" if isinstance(error, RecursionError) else f"it is no JSON: {error}"
         if self._cut(error):
-            return "the file ends within it: it is cut off"
+            return _CUT
         return f"it is no JSON at character {self._before + error.pos}: {error.msg}"
 
     def _more(self) -> bool:

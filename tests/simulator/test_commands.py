@@ -178,7 +178,7 @@ def test_what_is_refused_leaves_no_folder(
     foreshard: Foreshard, job: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str], why: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(prediction, "simulate_program", lambda *_: pytest.fail("simulated"))
+    monkeypatch.setattr(prediction, "simulate_program", lambda *_, **__: pytest.fail("simulated"))
     assert why in foreshard("predict", job, *arguments, code=2)
     assert [path.name for path in tmp_path.iterdir()] == ["job.toml"]
 
@@ -263,7 +263,7 @@ def test_what_cannot_be_written_is_refused_before_the_work(
 def test_a_failure_in_the_work_leaves_no_file(
     foreshard: Foreshard, job: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(prediction, "simulate_program", lambda *_: 1 / 0)
+    monkeypatch.setattr(prediction, "simulate_program", lambda *_, **__: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         cli.run(["predict", job, "--plot", str(tmp_path / "p.png")])
     assert [path.name for path in tmp_path.iterdir()] == ["job.toml"]

@@ -95,3 +95,14 @@ def test_the_first_break_is_named_with_its_event(text, message):
 def test_names_with_tabs_in_them_are_read():
     """Kineto has written control characters into strings, which JSON forbids."""
     assert entries('{"traceEvents": [{"name": "a\tb"}]}') == [("traceEvents", {"name": "a\tb"})]
+
+
+@pytest.mark.parametrize("number", ["0", "0.0", "-12.5", "1e5", "1E+5", "-1.25e-30", "1000.0", "Infinity", "-Infinity"])
+def test_a_number_is_read_whole_wherever_blocks_end(number):
+    """Its first digits are a number too; at the top, in an event, and with the file cut within it."""
+    text = f'{{"a": {number}, "traceEvents": [{{"b": [{number}]}}]}}'
+    for step in range(1, len(text)):
+        assert entries(text, step) == [("a", float(number)), ("traceEvents", {"b": [float(number)]})]
+    for end in range(1, len(text)):
+        with pytest.raises(InputError, match="cut off"):
+            entries(text[:end], 1)
