@@ -40,7 +40,7 @@ types: $(VENV)/.test
 	MYPYPATH=build/types $(BIN)/mypy -p foreshard.topologies -p foreshard.simulator
 
 bench: $(VENV)/.test
-	$(BIN)/python -m pytest tests/benchmarks -p no:xdist --benchmark-columns=min,median,max,rounds -o python_files='bench_*.py'
+	$(BIN)/python -m pytest tests/benchmarks -s -p no:xdist --benchmark-columns=min,median,max,rounds -o python_files='bench_*.py'
 
 bench-gpu: $(VENV)/.test
 	$(BIN)/python -m foreshard.kernels.bench
