@@ -74,18 +74,30 @@ def update_pooled(
     Arguments are those of the look-up. Every distinct row is stepped once, with the sum of its gradients; results do
     not depend on the schedule. Raises InputError for wrong input, or where AdaGrad has no momentum.
     """
-    device = group.device
     check_mode(mode)
-    with device.on(gradients, ids, offsets, weights, *group.weights):
+    with group.device.on(gradients, ids, offsets, weights, *group.weights):
         jagged = take_jagged(group, ids, offsets, weights, checked=checked)
-        taken = device.take(gradients, "gradients")
-        _check(group, taken, (jagged.bags, group.width), chunk, _optimizer_problems(group, optimizer))
-        _update(_pooled(group, jagged, taken, mode), optimizer, chunk)
+        _update(_pooled(group, jagged, gradients, mode, chunk, _optimizer_problems(group, optimizer)), optimizer, chunk)
 
 
-def _pooled(group: TableGroup, jagged: Jagged, gradients: Any, mode: Mode) -> _Backward:
+def _pooled(
+    group: TableGroup, jagged: Jagged, gradients: object, mode: Mode, chunk: int, problems: Iterable[str] = ()
+) -> _Backward:
+    """The backward of a pooled look-up; raises InputError for what is wrong with it, and for `problems`."""
+    taken = group.device.take(gradients, "gradients")
+    _check(group, taken, (jagged.bags, group.width), chunk, problems)
     bag_of = group.device.xp.empty(jagged.ids.size, dtype=np.int32)
-    return _Backward(group=group, jagged=jagged, gradients=gradients, bag_of=bag_of, mean=mode == "mean")
+    return _Backward(group=group, jagged=jagged, gradients=taken, bag_of=bag_of, mean=mode == "mean")
+
+
+def _sequence(
+    group: TableGroup, jagged: Jagged, gradients: object, chunk: int, problems: Iterable[str] = ()
+) -> _Backward:
+    """The same of a sequence look-up."""
+    require_one_bag(jagged, group)
+    taken = group.device.take(gradients, "gradients")
+    _check(group, taken, (int(jagged.ids.size), one_dim(group)), chunk, problems)
+    return _Backward(group=group, jagged=jagged, gradients=taken, bag_of=None, mean=False)
 
 
 def update_sequence(
@@ -99,14 +111,9 @@ def update_sequence(
     chunk: int = LONG_SEGMENT,
 ) -> None:
     """Update the tables in place from the gradients of `sequence_lookup`'s output, float32 [ids, dim]."""
-    device = group.device
-    with device.on(gradients, ids, starts, *group.weights):
+    with group.device.on(gradients, ids, starts, *group.weights):
         jagged = take_jagged(group, ids, starts, None, checked=checked, name="starts")
-        require_one_bag(jagged, group)
-        taken = device.take(gradients, "gradients")
-        wanted = (int(jagged.ids.size), one_dim(group))
-        _check(group, taken, wanted, chunk, _optimizer_problems(group, optimizer))
-        _update(_Backward(group=group, jagged=jagged, gradients=taken, bag_of=None, mean=False), optimizer, chunk)
+        _update(_sequence(group, jagged, gradients, chunk, _optimizer_problems(group, optimizer)), optimizer, chunk)
 
 
 def sum_pooled(
@@ -121,13 +128,10 @@ def sum_pooled(
     chunk: int = LONG_SEGMENT,
 ) -> tuple[RowSums, ...]:
     """What `update_pooled` steps by, table by table, without a step. Waits for the device once: how many rows?"""
-    device = group.device
     check_mode(mode)
-    with device.on(gradients, ids, offsets, weights, *group.weights):
+    with group.device.on(gradients, ids, offsets, weights, *group.weights):
         jagged = take_jagged(group, ids, offsets, weights, checked=checked)
-        taken = device.take(gradients, "gradients")
-        _check(group, taken, (jagged.bags, group.width), chunk)
-        return _sums(_pooled(group, jagged, taken, mode), chunk, like=ids)
+        return _sums(_pooled(group, jagged, gradients, mode, chunk), chunk, like=ids)
 
 
 def sum_sequence(
@@ -140,14 +144,9 @@ def sum_sequence(
     chunk: int = LONG_SEGMENT,
 ) -> tuple[RowSums, ...]:
     """What `update_sequence` steps by, table by table, without a step. Waits for the device once: how many rows?"""
-    device = group.device
-    with device.on(gradients, ids, starts, *group.weights):
+    with group.device.on(gradients, ids, starts, *group.weights):
         jagged = take_jagged(group, ids, starts, None, checked=checked, name="starts")
-        require_one_bag(jagged, group)
-        taken = device.take(gradients, "gradients")
-        _check(group, taken, (int(jagged.ids.size), one_dim(group)), chunk)
-        backward = _Backward(group=group, jagged=jagged, gradients=taken, bag_of=None, mean=False)
-        return _sums(backward, chunk, like=ids)
+        return _sums(_sequence(group, jagged, gradients, chunk), chunk, like=ids)
 
 
 def _check(
